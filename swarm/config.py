@@ -281,6 +281,7 @@ def check_manifest(manifest: Manifest) -> None:
             "Use larger microbatches and fewer of them" + (", or fewer local steps." if local else "."),
         )
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
+    check_influence(manifest)
     check_codecs(manifest)
     check_speed(manifest)
     check_rebalance(manifest)
@@ -340,6 +341,28 @@ def check_codecs(manifest: Manifest) -> None:
                 "or set run.reproducible = false.",
                 why="what is measured of links differs from run to run, and so would the weights",
             )
+
+
+def check_influence(manifest: Manifest) -> None:
+    """Check whether microbatches of this run can be bounded. Raises ConfigError."""
+    key, influence = "optimizer.influence", manifest.optimizer.influence
+    if 0 < influence < 1:
+        why = "below 1 it would scale down most of what honest peers compute"
+        raise ConfigError(key, influence, "0, or 1 and more", "Use 2, or leave it out.", why=why)
+    if influence and manifest.run.reproducible:
+        why = "what is usual is the replicas' word, and depends on which of them computed what"
+        raise ConfigError(
+            key, influence, "0 with run.reproducible = true", f"Leave {key} out, or set it to false.", why=why
+        )
+    if influence and manifest.averaging.mode == "local":
+        why = "replicas that train apart take steps of their own, which nobody bounds"
+        raise ConfigError(
+            key,
+            influence,
+            '0 with averaging.mode = "local"',
+            f'Leave {key} out, or use averaging.mode = "sync".',
+            why=why,
+        )
 
 
 MOST_STALE = 0.5

@@ -151,7 +151,15 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "MoveDeclined": lambda name, fields: f"{fields['peer']} does not move to {fields['part']}: {fields['reason']}",
     "DigestMismatch": lambda name, fields: f"{name} found that replicas of {fields['part']} differ",
     "PartsCapped": lambda name, fields: f"{' and '.join(fields['caps'])} is far out, and scaled down by itself",
-    "SumLeftOut": lambda name, fields: f"{name} leaves out the sum of {fields['peer']}: far from the others'",
+    "SumLeftOut": lambda name, fields: (
+        f"the sum of {fields['peer']} is left out of {fields['part']}: far from the others'"
+    ),
+    "LossesFarOut": lambda name, fields: (
+        f"{fields['microbatches']} microbatches have {fields['loss']:.0f} nats a token"
+    ),
+    "GradientsFarOut": lambda name, fields: (
+        f"{fields['peer']} sends {name} gradients {fields['times']:.0f} times too long"
+    ),
     "ClosedWithout": lambda name, fields: f"step {fields['step']} closes without {', '.join(fields['late'])}, late",
     "LateWorkLost": lambda name, fields: f"{fields['tokens']} tokens of {fields['peer']} are lost: {fields['reason']}",
     "StateLeftBehind": lambda name, fields: f"{name} ends with the only {fields['part']} of step {fields['step']}",

@@ -35,6 +35,16 @@ class Named:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOutSum:
+    """Whose sum was far from the others' of its part: of how many of its target tokens the mean lacks, as those say by
+    whom they were left out."""
+
+    peer: Named
+    tokens: int
+    by: tuple[Named, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One record. ``term`` is the one in which it was decided, ``proposed`` that in which it was proposed first.
@@ -75,6 +85,7 @@ class Row:
     codecs: tuple[tuple[str, str], ...] = ()
     codecs_changed: bool = False
     repeats: int = 0
+    left_out: tuple[LeftOutSum, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
@@ -118,6 +129,10 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
         codecs=record.codecs,
         codecs_changed=codecs is not None and record.codecs != codecs,
         repeats=record.repeats,
+        left_out=tuple(
+            LeftOutSum(_named([peer], known)[0], tokens, _named(by, known))
+            for peer, (tokens, by) in record.left_out.items()
+        ),
     )
 
 
@@ -155,6 +170,8 @@ def _changes(row: Row) -> Iterable[str]:
         yield "a majority agrees with what was provisional before it"
     if row.aside:
         yield f"{row.aside} microbatch{'es' * (row.aside > 1)} set aside"
+    for far in row.left_out:
+        yield f"{count(far.tokens, 'token')} of {far.peer.name} left out, as {_listed(far.by)} said"
     if row.term != row.proposed:
         yield f"proposed in term {row.proposed}"
     yield from [f"sends {codecs_text(row.codecs)} from here"] if row.codecs_changed else []

@@ -10,6 +10,7 @@ from peers.console.words import (
     codecs_text,
     command_name,
     count,
+    listed,
     numbered,
     printable,
     read_over,
@@ -44,6 +45,7 @@ from swarm.events import (
     Event,
     FrozenFetching,
     FrozenReady,
+    GradientsFarOut,
     GraphsDropped,
     HeldOutLoss,
     HostsMoved,
@@ -54,6 +56,7 @@ from swarm.events import (
     LineageConfirmed,
     LineageGivenUp,
     LinkUpgraded,
+    LossesFarOut,
     MoveDeclined,
     PartAssigned,
     Participation,
@@ -275,8 +278,18 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
     with who ends."""
     match event:
         case SumLeftOut():
-            share = f"{event.share:.0%} of the mean of {event.part} that is computed here"
-            return "left out", f"the sum of {event.peer}, in step {event.step} from {share}: far from the others'"
+            by = f", as {listed([*event.by])} {'say' if len(event.by) > 1 else 'alone says'}"
+            return "left out", (
+                f"{count(event.tokens, 'token')} of {event.peer}, of the mean of {event.part} in step {event.step}: "
+                f"its sum is far from the others'{by}"
+            )
+        case LossesFarOut():
+            whose = "" if event.peer is None else f", all of which went through {event.peer}"
+            told = f"{count(event.microbatches, 'microbatch')} of step {event.step}, of {event.loss:.1f} nats a token"
+            return "not shown", f"in the loss: {told}, far above the others{whose}"
+        case GradientsFarOut():
+            long = f"gradients that are {event.times:.0f} times as long as usual, in step {event.step}"
+            return "scaled down", f"what {event.peer} sends to {_part(event.part)} here: {long}"
         case ClosedWithout():
             late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
             return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import operator
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import median_low
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -60,11 +62,19 @@ MAX_PACE_US = 1 << 42
 MAX_SQ_NORM = 1e100
 """More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
 
+FAR_LOSS = 8.0
+"""A microbatch with more nats a token, and so many times what most have, is far out."""
+
 SquaredNorm = Annotated[float, Field(ge=0, le=MAX_SQ_NORM)]
 
 
 Late = tuple[Annotated[int, Field(ge=1, le=1 << 10)], Count]
 """Closes that a replica has missed in a row, and the tokens of what it did in them."""
+Length = Annotated[float, Field(ge=0, le=1e100)]
+GradientLengths = tuple[Length, Length]
+"""Of microbatches: of their gradients of a part's parameters, and of those that came to the part for them."""
+Guarded = Annotated[dict[PeerIdField, Count], Field(max_length=1024)]
+"""Whose sums a replica left out of what it averaged for all, and how many of their target tokens the mean so lacks."""
 Cap = Annotated[float, Field(gt=0, lt=1)]
 """What the mean of a part that was far out is scaled by."""
 
@@ -78,6 +88,11 @@ class Contribution(Message):
     loss_sum: float
     route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
     early: Annotated[bool, Field(exclude_if=operator.not_)] = False
+
+    @property
+    def nats(self) -> float:
+        """Return its loss, per target token."""
+        return self.loss_sum / self.tokens if self.tokens else 0.0
 
     def work(self, step: int) -> StepWork:
         """Return what counts of it, in the step that commits it."""
@@ -138,7 +153,8 @@ class Confirmation(Message):
 
 
 _LEFT_OUT = frozenset(
-    {"links", "paces", "codecs", "ended", "norms", "caps", "late", "spread_ms", "admissions", "repeats", "returns"}
+    {"links", "paces", "codecs", "ended", "norms", "caps", "guarded", "lengths", "usual", "late", "spread_ms"}
+    | {"admissions", "repeats", "returns"}
 )
 """Fields of a record that are not written where they say nothing."""
 
@@ -161,7 +177,10 @@ class CloseRecord(Message):
     and ``codecs`` those of the *next* step, by boundary from the trainers' embedding to their head, which everybody
     finds in the same way (``swarm.step.boundary_codecs``); empty where the manifest says them. ``norms`` are the
     squared norms of all parts' means. From them follow ``grad_norm``, ``clip`` and ``caps``: the factors for all means,
-    and for those of parts whose norm was far out (``swarm.optim.clipping``). ``late`` are the replicas that were not
+    and for those of parts whose norm was far out (``swarm.optim.clipping``). ``guarded`` says by replica whose sums it
+    left out, which nobody else can check: nothing but what people are told depends on it. ``lengths`` are what
+    replicas say is usual among their microbatches, and ``usual`` is what follows from them and the record before, by
+    part: what bounds a microbatch of the next step (``swarm.optim.clipping``). ``late`` are the replicas that were not
     ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much arrivals usually
     differ (``swarm.step.lateness``). ``admissions`` are there in a run that not everybody may join. Size: see
     :func:`record_bytes`.
@@ -194,6 +213,9 @@ class CloseRecord(Message):
     codecs: Annotated[tuple[CodecPair, ...], Field(max_length=1025)] = ()
     norms: Annotated[dict[PartField, SquaredNorm], Field(max_length=1025)] = {}
     caps: Annotated[dict[PartField, Cap], Field(max_length=1025)] = {}
+    guarded: Annotated[dict[PeerIdField, Guarded], Field(max_length=20_000)] = {}
+    lengths: Annotated[dict[PeerIdField, GradientLengths], Field(max_length=20_000)] = {}
+    usual: Annotated[dict[PartField, GradientLengths], Field(max_length=1025)] = {}
     late: Annotated[dict[PeerIdField, Late], Field(max_length=20_000)] = {}
     spread_ms: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     admissions: Admissions | None = None
@@ -257,8 +279,38 @@ class CloseRecord(Message):
 
     @property
     def loss(self) -> float:
-        """Nats per target token; 0 for the genesis."""
-        return self.loss_sum / self.tokens if self.tokens else 0.0
+        """Nats per target token, without the microbatches that are far out; 0 for the genesis."""
+        out = self.far_out
+        tokens, loss_sum = self.tokens - sum(one.tokens for one in out), self.loss_sum
+        if out:
+            loss_sum = math.fsum(one.loss_sum for one in self.committed if one not in out)
+        return loss_sum / tokens if tokens else 0.0
+
+    @property
+    def far_out(self) -> tuple[Contribution, ...]:
+        """Return the microbatches whose loss is so far above that of most that it says nothing about the model."""
+        usual = median_low([one.nats for one in self.committed] or [0.0])
+        return tuple(one for one in self.committed if one.nats > max(FAR_LOSS, FAR_LOSS * usual))
+
+    @property
+    def suspect(self) -> PeerId | None:
+        """Return who alone can have made them so: it is in all of them, and in few others; None where nobody is, or two
+        are. A loss is the trainer's word, but may come of what replicas gave it."""
+        out = self.far_out
+        hands = [{PeerId(one.microbatch.trainer), *map(PeerId, one.route)} for one in out]
+        had = Counter(peer for one in self.committed for peer in {one.microbatch.trainer, *one.route})
+        found = [peer for peer in set.intersection(*hands) if 2 * len(out) > had[peer]] if hands else []
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def left_out(self) -> dict[PeerId, tuple[int, tuple[PeerId, ...]]]:
+        """Return of how many target tokens of whose sums means lack, and who says so that left them out."""
+        found: dict[PeerId, tuple[int, tuple[PeerId, ...]]] = {}
+        for by, sums in sorted(self.guarded.items()):
+            for peer, tokens in sums.items():
+                before, others = found.get(PeerId(peer), (0, ()))
+                found[PeerId(peer)] = before + tokens, (*others, PeerId(by))
+        return found
 
     def hash(self) -> str:
         """Hex sha256 of the canonical JSON: what acceptances sign and the next record names. Found once a record."""

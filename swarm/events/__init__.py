@@ -22,6 +22,7 @@ from swarm.events.base import NullSink as NullSink
 from swarm.events.microbatch import Accumulated as Accumulated
 from swarm.events.microbatch import ContributionReplayed as ContributionReplayed
 from swarm.events.microbatch import ContributionReversed as ContributionReversed
+from swarm.events.microbatch import GradientsFarOut as GradientsFarOut
 from swarm.events.microbatch import GraphsDropped as GraphsDropped
 from swarm.events.microbatch import HopMoved as HopMoved
 from swarm.events.microbatch import JourneyCompleted as JourneyCompleted
@@ -73,6 +74,7 @@ from swarm.events.run import LineageBegan as LineageBegan
 from swarm.events.run import LineageConfirmed as LineageConfirmed
 from swarm.events.run import LineageGivenUp as LineageGivenUp
 from swarm.events.run import LinkUsage as LinkUsage
+from swarm.events.run import LossesFarOut as LossesFarOut
 from swarm.events.run import MoveDeclined as MoveDeclined
 from swarm.events.run import PartsCapped as PartsCapped
 from swarm.events.run import QuorumBack as QuorumBack

@@ -76,13 +76,14 @@ class ResidualLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumLeftOut(Event):
-    """This replica left ``peer``'s sum out of ``share`` of the mean that it computed for all: it was far from the
-    others' sums."""
+    """The mean of a part lacks so many target tokens of ``peer``'s sum, which was far from the others' sums, as those
+    say ``by`` whom they were left out. Who averaged with them cannot check it: one alone may lie."""
 
     step: int
     part: PartName
     peer: PeerId
-    share: float
+    tokens: int
+    by: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,17 @@ class JourneySetAside(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientsFarOut(Event):
+    """``peer`` sent this replica of a part several gradients in a step that are far longer than is usual, this one so
+    many ``times``. They were scaled down before anything was computed with them, and so was what was handed on."""
+
+    step: int
+    part: PartName
+    peer: PeerId
+    times: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulated(Event):
     """A replica added one microbatch's gradient to a step: computed, where it was fed ``early``, with the parameters of
     one record before."""

@@ -98,6 +98,18 @@ class DigestMismatch(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossesFarOut(Event):
+    """So many microbatches of a step have a loss far above the others', ``loss`` nats a token together; the loss that
+    is told of the step is without them. ``peer`` alone had a hand in all and in few others; None where nobody had, or
+    several had."""
+
+    step: int
+    microbatches: int
+    loss: float
+    peer: PeerId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartsCapped(Event):
     """The means of these parts were so far out in a step that each was scaled by a factor of its own: somebody's sum
     was corrupt, or a gradient exploded. Told right before the step's closing."""

@@ -24,14 +24,14 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.admission import AdmissionService
 from swarm.membership.gate import CallGate
 from swarm.membership.part_memory import Checkpointing, GraphMemory
-from swarm.membership.rules import codec_rules
+from swarm.membership.rules import codec_rules, most_loss
 from swarm.models.registry import family_of
 from swarm.models.spec import token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.boundary import BoundarySpecs, CodecsAcross, StepCodecs
-from swarm.pipeline.compute import EndsCompute, StageCompute
+from swarm.pipeline.compute import Bounds, EndsCompute, StageCompute
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
@@ -129,6 +129,12 @@ def journeys_of_a_trainer(specs: BoundarySpecs) -> int:
     return most_in_flight(specs.activation_bytes + specs.gradient_bytes, RETENTION_BYTES)
 
 
+def open_bounds(manifest: Manifest, bounds: Bounds, part: TrainedPart, record: CloseRecord) -> None:
+    """Bound work of the step after this record, where the manifest says so, by what is usual."""
+    if influence := manifest.optimizer.influence:
+        bounds.open(record.step, record.usual.get(part.spec.name, (0.0, 0.0)), influence)
+
+
 class StageRole:
     """Hosts one replica of a stage."""
 
@@ -151,10 +157,12 @@ class StageRole:
             ahead=manifest.speed.overlaps,
             deferred_bytes=self._memory.deferrable() if defers else 0,
         )
+        compute = StageCompute(around.device.place(part), specs, around.device.torch_device)
+        compute.most_loss, self._bounds = most_loss(manifest), compute.bounds
         context = StageContext(
             endpoint=around.endpoint,
             device=around.device,
-            compute=StageCompute(around.device.place(part), specs, around.device.torch_device),
+            compute=compute,
             sign=around.identity.sign,
             events=around.events,
             clock=around.clock,
@@ -165,6 +173,7 @@ class StageRole:
         """The step after this record is open."""
         roster, after = record.members, record.hash()[:AFTER_CHARS]
         open_boundary(self._manifest, self._specs, record)
+        open_bounds(self._manifest, self._bounds, self.part, record)
         places = Participants.of(roster.trainers, roster.stages())
         self.service.open_step(record.step + 1, places, after, record.previous[:AFTER_CHARS])
         self._memory.follow(roster)
@@ -194,6 +203,10 @@ class TrainerRole:
         self.expected_graphs = (at_once if graph else 0, graph)
         stages = roster.stages()
         self._wiring = Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed)
+        ends = None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device)
+        self._bounds = None if ends is None else ends.bounds
+        if ends is not None:
+            ends.most_loss = most_loss(manifest)
         context = JourneyContext(
             run=manifest.run_id,
             seed=manifest.run.seed,
@@ -208,7 +221,7 @@ class TrainerRole:
             endpoint=around.endpoint,
             device=around.device,
             specs=specs,
-            ends=None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device),
+            ends=ends,
             replicas=ReplicaChoice(
                 wiring=self._wiring,
                 gone=lambda: around.watch.gone.keys(),
@@ -231,6 +244,8 @@ class TrainerRole:
         the step loop."""
         roster, cursor, after = record.members, record.cursors.get(self._peer), record.hash()[:AFTER_CHARS]
         open_boundary(self._manifest, self._specs, record)
+        if self._bounds is not None and self.part is not None:
+            open_bounds(self._manifest, self._bounds, self.part, record)
         self._wiring.know_links(codec_rules(self._manifest).link_seconds(record))
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning

@@ -27,6 +27,10 @@ from swarm.step.lateness import ALL, LateRules
 from swarm.step.moves import MoveRules
 from swarm.step.rules import StepRules
 
+MOST_LOSS = 16.0
+"""So many times the logarithm of the vocabulary, which is an untrained model's loss, no microbatch has. A model that a
+replica's sums spoil step after step comes to some four times as much, and may get well: its trainers are honest."""
+
 FAR = 2.0
 """How much farther than a learning rate a step of AdamW may move an element, with its weight decay."""
 
@@ -45,6 +49,11 @@ def local_rules_of(manifest: Manifest) -> LocalRules:
         outer=_outer(manifest),
         mixing_weight=averaging.local.mixing_weight,
     )
+
+
+def most_loss(manifest: Manifest) -> float:
+    """Return the most nats a token that a microbatch can have."""
+    return MOST_LOSS * math.log(manifest.model.vocab_size)
 
 
 def reach_of(manifest: Manifest) -> float:
@@ -195,6 +204,9 @@ def rules_of(manifest: Manifest) -> StepRules:
         lateness=late_rules(manifest),
         frozen=_frozen(manifest),
         begins_after=_begins_after(manifest),
+        max_loss=most_loss(manifest),
+        guards=manifest.averaging.guard != "none",
+        influence=manifest.optimizer.influence,
         admission=AdmissionPolicy(manifest.run_id, manifest.admission),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )

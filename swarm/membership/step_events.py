@@ -13,6 +13,7 @@ from swarm.events import (
     DeviceUsed,
     LateWorkLost,
     LinkUsage,
+    LossesFarOut,
     Participation,
     PartsCapped,
     ResidualLost,
@@ -20,6 +21,7 @@ from swarm.events import (
     RunStarted,
     StepClosed,
     StepGivenUp,
+    SumLeftOut,
 )
 from swarm.ids import PartName, PeerId, distinct_names, stage_of
 from swarm.membership.rules import spec_of
@@ -129,8 +131,14 @@ class StepEvents:
             self._given_up(record, before, record.members)
         if self._around.manifest.averaging.feeds_back:
             self._residuals_lost(record, before)
+        if out := record.far_out:
+            loss = sum(one.loss_sum for one in out) / sum(one.tokens for one in out)
+            events.emit(LossesFarOut(step=record.step, microbatches=len(out), loss=loss, peer=record.suspect))
         if record.caps:
             events.emit(PartsCapped(step=record.step, caps=dict(record.caps)))
+        for peer, (tokens, by) in record.left_out.items():
+            part = PartName(before[peer].part or "")
+            events.emit(SumLeftOut(step=record.step, part=part, peer=peer, tokens=tokens, by=by))
         events.emit(
             StepClosed(
                 step=record.step,

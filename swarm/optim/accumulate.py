@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from statistics import median_low
 from typing import Literal
 
 import torch
@@ -11,6 +14,7 @@ from swarm.errors import BugError, Violation, WrongStep
 from swarm.ids import StepWork
 from swarm.models.layout import FlatLayout
 from swarm.models.passes import Gradients
+from swarm.optim.clipping import LONGEST, Lengths, shrunk
 
 AccumulatorDType = Literal["float32", "float64"]
 
@@ -28,7 +32,9 @@ class Accumulator:
         self._sum = torch.zeros(layout.elements, dtype=getattr(torch, dtype), device=device)
         views = layout.views(self._sum)
         self._views = {name: view for name, view in views.items() if name not in layout.buffers}
-        self._work: set[StepWork] = set()
+        self._work: dict[StepWork, float] = {}
+        """What is in the sum, and what each was multiplied with."""
+        self._lengths: dict[StepWork, Lengths] = {}
 
     @property
     def work(self) -> frozenset[StepWork]:
@@ -40,8 +46,24 @@ class Accumulator:
         """The sum itself, not a copy: (elements,), gaps zero. Valid until the next call that changes it."""
         return self._sum
 
-    def add(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
-        """Add one microbatch, all of it or nothing. ``checked``: :meth:`check` has seen these gradients.
+    @property
+    def lengths(self) -> Lengths:
+        """Return the medians of what was added with a bound, as long as it was without; 0 for none."""
+        found = list(self._lengths.values())  # at once, whatever is added meanwhile
+        return _middle(one for one, _ in found), _middle(one for _, one in found)
+
+    def add(
+        self,
+        work: StepWork,
+        gradients: Gradients,
+        *,
+        checked: bool = False,
+        most: float | None = None,
+        arrived: float = 0.0,
+    ) -> None:
+        """Add one microbatch, all of it or nothing. ``checked``: :meth:`check` has seen these gradients. Where their
+        length is bounded they are scaled down to ``most``; ``arrived`` is the length of the gradient from which they
+        were computed, as it came, 0 where none did.
 
         Raises BugError when it is in the sum already, and else as :meth:`check`.
         """
@@ -49,8 +71,12 @@ class Accumulator:
             raise BugError(f"{work} is already in the sum")
         if not checked:
             self.check(gradients)
-        self._work.add(work)
-        self._take(gradients, +1)
+        scale = 1.0
+        if most is not None:
+            length = length_of(gradients)
+            scale, self._lengths[work] = shrunk(length, most), (length, min(arrived, LONGEST))
+        self._work[work] = scale
+        self._take(gradients, +1, scale)
 
     def remove(self, work: StepWork, gradients: Gradients) -> None:
         """Take one microbatch out again, given the same gradients, recomputed. Exact in float64; in float32 up to the
@@ -58,13 +84,14 @@ class Accumulator:
         if work not in self._work:
             raise BugError(f"{work} is not in the sum")
         self.check(gradients)
-        self._work.remove(work)
-        self._take(gradients, -1)
+        self._lengths.pop(work, None)
+        self._take(gradients, -1, self._work.pop(work))
 
     def reset(self) -> None:
         """Empty: ready for the next step."""
         self._sum.zero_()
         self._work.clear()
+        self._lengths.clear()
 
     def check(self, gradients: Gradients) -> None:
         """Raise BugError when a parameter's gradient is missing, named twice or misshapen, and Violation when a value
@@ -85,14 +112,28 @@ class Accumulator:
             if not bool(gradient.isfinite().all()):
                 raise Violation(f"the gradient of {name} is not finite")
 
-    def _take(self, gradients: Gradients, sign: int) -> None:
-        """Add or subtract them: on a GPU in a few launches, but one after the other where each is rounded first."""
+    def _take(self, gradients: Gradients, sign: int, scale: float) -> None:
+        """Add or subtract so much of them: on a GPU in a few launches, but one after the other where each is rounded
+        first."""
         if self._sum.dtype == torch.float64:
             for name, gradient in gradients:
-                self._views[name].add_(gradient.double().mul_(GRID).round_().div_(GRID), alpha=sign)
+                exact = gradient.double() if scale == 1.0 else gradient.double().mul_(scale)
+                self._views[name].add_(exact.mul_(GRID).round_().div_(GRID), alpha=sign)
         elif gradients:
             views, found = [self._views[name] for name, _ in gradients], [gradient for _, gradient in gradients]
-            torch._foreach_add_(views, found, alpha=sign)
+            torch._foreach_add_(views, found, alpha=sign * scale)
+
+
+def length_of(gradients: Gradients) -> float:
+    """Return the L2 norm of all together. Waits for the device. Cost: a pass over them."""
+    if not gradients:
+        return 0.0
+    each = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for _, gradient in gradients]
+    return min(LONGEST, math.sqrt(math.fsum(norm * norm for norm in torch.stack(each).tolist())))
+
+
+def _middle(lengths: Iterable[float]) -> float:
+    return median_low([length for length in lengths if length] or [0.0])
 
 
 class OpenSums:

@@ -1,4 +1,5 @@
-"""Bound how far one step may go: each part's mean by itself first, then the whole model's by one factor. Pure.
+"""Bound how far one step may go: each part's mean by itself first, then the whole model's by one factor; and what one
+microbatch may bring to it. Pure.
 
 One factor for all (Pascanu et al., arXiv 1211.5063) lets whoever spoils the mean of one part stop all others: a norm of
 1e30 there scales everybody else's gradient to nothing. So a part whose norm is far above what is usual among the parts
@@ -10,7 +11,7 @@ too, and nobody can lead it away over many steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -26,6 +27,17 @@ stages: at most 12.)"""
 SMALLEST = 2.0**-126
 """The smallest normal float32. A factor below it leaves nothing of the mean, and processors differ in what they make of
 smaller numbers."""
+
+
+Lengths = tuple[float, float]
+"""L2 norms of a microbatch: of its gradient of a part's parameters, and of the gradient that comes to the part for it;
+0 where there is none."""
+
+FASTEST = 2.0
+"""What is usual of a microbatch moves by such a factor a step at most."""
+
+LONGEST = 1e100
+"""No finite float32 gradient of a part is as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,23 @@ def clip_parts(sq_norms: Mapping[PartName, float], clip_norm: float) -> Clipping
         total += square
     norm = math.sqrt(total)
     return Clipping(norm, clip_factor(norm, clip_norm), caps)
+
+
+def usual_lengths(before: Lengths, said: Iterable[Lengths]) -> Lengths:
+    """Return what is usual of a part's microbatches, given what was and what its replicas found, each the median of its
+    own. Of these the lower middle counts; where nobody has found any, what was."""
+    found = list(said)
+    return _usual(before[0], [one for one, _ in found]), _usual(before[1], [one for _, one in found])
+
+
+def _usual(before: float, said: Iterable[float]) -> float:
+    now = median_low([length for length in said if length] or [before])
+    return min(max(now, before / FASTEST), before * FASTEST) if before else now
+
+
+def shrunk(length: float, most: float) -> float:
+    """Return what a gradient of this length is multiplied with so that it is no longer than ``most``: at most 1."""
+    return 1.0 if length <= most else most / length
 
 
 def factor(clip: float, cap: float) -> float:

@@ -82,8 +82,16 @@ class LocalPart(TrainedPart):
         super().accumulated(step)
         return frozenset(self._counted)
 
-    def accumulate(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
-        """Add to the batch, and take an optimizer step when our share of one is there. Raises as
+    def accumulate(
+        self,
+        work: StepWork,
+        gradients: Gradients,
+        *,
+        checked: bool = False,
+        most: float | None = None,
+        arrived: float = 0.0,
+    ) -> None:
+        """Add to the batch, and take an optimizer step when our share of one is there; nothing is bounded. Raises as
         :meth:`TrainedPart.accumulate`. Cost: now and then one step of the inner optimizer."""
         if work in self._counted:
             raise BugError(f"{work} was counted already")

@@ -41,6 +41,7 @@ from swarm.models.passes import (
 from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.accumulate import AccumulatorDType, OpenSums
+from swarm.optim.clipping import Lengths
 from swarm.optim.feedback import ErrorFeedback
 from swarm.optim.update import StepNumbers, StepPlan, Update, Vectors, hashes_after, take_step
 from swarm.planning.costs import MemoryKind
@@ -283,10 +284,22 @@ class TrainedPart(PartState):
         thread may."""
         self._sums.any.check(gradients)
 
-    def accumulate(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
+    def accumulate(
+        self,
+        work: StepWork,
+        gradients: Gradients,
+        *,
+        checked: bool = False,
+        most: float | None = None,
+        arrived: float = 0.0,
+    ) -> None:
         """Add to its step, once; see :meth:`~swarm.optim.accumulate.Accumulator.add`. Raises WrongStep for a closed
         one."""
-        self._sums[work.step].add(work, summed(gradients), checked=checked)
+        self._sums[work.step].add(work, summed(gradients), checked=checked, most=most, arrived=arrived)
+
+    def lengths(self, step: int) -> Lengths:
+        """See :attr:`~swarm.optim.accumulate.Accumulator.lengths`. Any thread may ask. Raises WrongStep."""
+        return self._sums[step].lengths
 
     def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """Undo an accumulation; see :meth:`~swarm.optim.accumulate.Accumulator.remove`."""

@@ -41,6 +41,9 @@ class OptimizerConfig(Section):
     """Share of the learning rate by which weights shrink, per step."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the whole gradient."""
+    influence: Annotated[float, Field(ge=0, le=1000, exclude_if=lambda value: not value)] = 0.0
+    """Times its usual length that a microbatch's gradient of a part may have, and the gradient from which it is
+    computed: longer ones are scaled down; 0: nothing is bounded. 2 is usual."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     """Steps in which the learning rate rises to its peak."""
     min_lr_fraction: Fraction = 0.1

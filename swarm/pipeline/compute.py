@@ -7,10 +7,10 @@ are far too large. Payloads are wire bytes; B is the microbatch size, T the cont
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
@@ -53,9 +53,18 @@ class OpenPart(Protocol):
     def accumulated(self, step: int) -> frozenset[StepWork]:
         """Return what is in an open step's sum."""
 
-    def accumulate(self, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
-        """Add to its step, once. Raises Violation, before anything is added, for gradients that are not finite, unless
-        they were ``checked``."""
+    def accumulate(
+        self,
+        work: StepWork,
+        gradients: Gradients,
+        *,
+        checked: bool = False,
+        most: float | None = None,
+        arrived: float = 0.0,
+    ) -> None:
+        """Add to its step, once; scaled down where they are longer than ``most``, None where nothing is bounded, of a
+        gradient that came with the length ``arrived``. Raises Violation, before anything is added, for gradients that
+        are not finite, unless they were ``checked``."""
 
     def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """Take the same gradients out of its step again."""
@@ -115,11 +124,13 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """What came of it: the input's gradient, wire-encoded (None for token ids); a hosted last stage's loss."""
+    """What came of it: the input's gradient, wire-encoded (None for token ids); a hosted last stage's loss. ``far``:
+    what :meth:`Bounds.far` says of who sent the gradient that came for it."""
 
     gradient: memoryview | None
     loss_sum: float = 0.0
     tokens: int = 0
+    far: float = 0.0
 
 
 class BackwardResult(NamedTuple):
@@ -142,7 +153,9 @@ class StageCompute:
 
     def __init__(self, part: StagePart, specs: BoundarySpecs, device: torch.device) -> None:
         self.part, self._specs, self._device = part, specs, device
-        self._gate = NormGate()
+        self._gate, self.bounds = NormGate(), Bounds()
+        self.most_loss = math.inf
+        """Nats a token, more than which no honest microbatch has."""
 
     def _input(self, payload: Payload, first: bool, step: int) -> tuple[torch.Tensor, RowNotes]:
         """The stage's input, and what came beside it."""
@@ -194,7 +207,7 @@ class StageCompute:
         yield
         with _heeding(rows):
             loss_sum, tokens, _ = self.part.forward_loss(entered(inputs), labels, seed=None, work=work, graph=False)
-        _check_loss(loss_sum)
+        _check_loss(loss_sum, tokens, math.inf)
         return loss_sum, tokens
 
     def _output(self, output: torch.Tensor, rows: RowNotes, work: StepWork, ready: Mark) -> Payload:
@@ -212,22 +225,28 @@ class StageCompute:
     ) -> Phases[tuple[Contributed, Rest]]:
         """Return what the stage before waits for, and what is left to do; nothing is added.
 
-        Raises Violation for a gradient that is not finite, theirs or ours, or one of ``sender`` that the norm gate
-        refuses, and WrongStep when the step has been closed meanwhile.
+        Raises Violation for a gradient that is not finite, theirs or ours, or where nothing is bounded one of
+        ``sender`` that the norm gate refuses, and WrongStep when the step has been closed meanwhile.
         """
         _check_step(self.part, material.work)
-        arrived, norm = None, 0.0
+        arrived, norm = None, None
         if material.gradient is not None:
-            arrived = self._specs.arrive(material.gradient, self._device, "backward", material.work.ready_in)
-            norm = 0.0 if sender is None else float(torch.linalg.vector_norm(arrived, dtype=torch.float32))
+            arrived = self._arrived(material)
+            norm = None if self.bounds.on(material.work) or sender is None else _length(arrived)
         yield
         _check_step(self.part, material.work)
-        if sender is not None and arrived is not None and (refusal := self._gate.check(sender, norm)) is not None:
+        if sender is not None and norm is not None and (refusal := self._gate.check(sender, norm)) is not None:
             raise Violation(refusal, peer=sender)
         result = self._backward(material, graph, entered(arrived))
         ready = mark(self._device)
         yield
-        return self._contributed(material, result, ready), result.rest
+        far = 0.0 if sender is None else self.bounds.far(material.work, sender)
+        return replace(self._contributed(material, result, ready), far=far), result.rest
+
+    def _arrived(self, material: Material) -> torch.Tensor:
+        """The gradient that came, scaled down where it is too long."""
+        work, payload = material.work, material.gradient or b""
+        return self.bounds.arrived(work, self._specs.arrive(payload, self._device, "backward", work.ready_in))
 
     def add_weights(self, material: Material, rest: Rest) -> Phases[None]:
         """The parameters' gradients: the microbatch is in its step's sum afterwards, once, whether it was or not.
@@ -244,7 +263,7 @@ class StageCompute:
         yield
         _check_step(self.part, material.work)
         if material.work not in self.part.accumulated(material.work.step):
-            _change(self.part, material.work, gradients, checked=True)
+            _change(self.part, material.work, gradients, self.bounds, checked=True)
 
     def gradient(self, material: Material) -> memoryview | None:
         """The input's gradient again; nothing is added."""
@@ -255,7 +274,7 @@ class StageCompute:
         _check_step(self.part, material.work)
         if material.work in self.part.accumulated(material.work.step):
             rest = self._backward(material, None).rest
-            _change(self.part, material.work, self.part.backward_weights(rest))
+            _change(self.part, material.work, self.part.backward_weights(rest), self.bounds)
 
     def _backward(
         self, material: Material, graph: Graph | None, gradient: torch.Tensor | None = None
@@ -267,10 +286,10 @@ class StageCompute:
             inputs, rows = self._input(material.input, material.first, material.work.ready_in)
             with _heeding(rows):
                 loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed, work=material.work)
-            _check_loss(loss_sum)
+            _check_loss(loss_sum, tokens, self.most_loss)
         elif material.gradient is not None:
             if gradient is None:
-                gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.ready_in)
+                gradient = self._arrived(material)
             if graph is None:
                 inputs, rows = self._input(material.input, material.first, material.work.ready_in)
                 with _heeding(rows):
@@ -308,6 +327,7 @@ class EndsCompute:
 
     def __init__(self, part: EndsPart, specs: BoundarySpecs, device: torch.device) -> None:
         self.part, self._specs, self._device = part, specs, device
+        self.bounds, self.most_loss = Bounds(), math.inf
 
     def held(self, step: int) -> frozenset[StepWork]:
         """Return what is in an open step's sum. Raises WrongStep."""
@@ -325,7 +345,7 @@ class EndsCompute:
         payload, _ = self._specs.parted(payload)  # no layer of the ends looks across a row
         hidden = self._specs.arrive(payload, self._device, "forward", work.ready_in)
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets, work=work)
-        _check_loss(loss_sum)
+        _check_loss(loss_sum, tokens, self.most_loss)
         back = self._specs.leave(grad_hidden, coming_back(work), "gradient of the loss", mark(self._device))
         return loss_sum, tokens, back, gradients
 
@@ -333,27 +353,30 @@ class EndsCompute:
         """Input gradient from the first stage → the microbatch is in its step's sum, once, whether it was before
         or not. Raises WrongStep when that step has been closed meanwhile."""
         _check_step(self.part, work)
-        arrived = self._specs.arrive(payload, self._device, "backward", work.ready_in)
-        embedding_gradients = self.part.embed_backward(graph, arrived)
+        embedding_gradients = self.part.embed_backward(graph, self._arrived(payload, work))
         if work not in self.part.accumulated(work.step):
-            _change(self.part, work, [*embedding_gradients, *head_gradients])
+            _change(self.part, work, [*embedding_gradients, *head_gradients], self.bounds)
+
+    def _arrived(self, payload: Payload, work: StepWork) -> torch.Tensor:
+        """The gradient that came, scaled down where it is too long."""
+        return self.bounds.arrived(work, self._specs.arrive(payload, self._device, "backward", work.ready_in))
 
     def replay(self, material: EndsMaterial) -> None:
         """Add a microbatch from what was retained, if it is not in its step's sum."""
         _check_step(self.part, material.work)
         if material.work not in self.part.accumulated(material.work.step):
-            _change(self.part, material.work, self._gradients(material))
+            _change(self.part, material.work, self._gradients(material), self.bounds)
 
     def reverse(self, material: EndsMaterial) -> None:
         """Take it out again, if it is there."""
         _check_step(self.part, material.work)
         if material.work in self.part.accumulated(material.work.step):
-            _change(self.part, material.work, self._gradients(material))
+            _change(self.part, material.work, self._gradients(material), self.bounds)
 
     def _gradients(self, material: EndsMaterial) -> Gradients:
         graph = self.embed(material.tokens, material.seed, material.work, RowNotes(material.positions))[1]
         head = self.loss(material.output, material.targets, material.work)[3]
-        gradient = self._specs.arrive(material.gradient, self._device, "backward", material.work.ready_in)
+        gradient = self._arrived(material.gradient, material.work)
         return [*self.part.embed_backward(graph, gradient), *head]
 
 
@@ -364,9 +387,11 @@ def _heeding(rows: RowNotes) -> Iterator[None]:
         yield
 
 
-def _check_loss(loss_sum: float) -> None:
+def _check_loss(loss_sum: float, tokens: int, most: float) -> None:
     if not math.isfinite(loss_sum):
         raise Violation(f"the loss is {loss_sum}")
+    if tokens and loss_sum > most * tokens:
+        raise Violation(f"the loss is {loss_sum / tokens:.4g} nats a token, and {most:.4g} is the most")
 
 
 def _check_step(part: OpenPart, work: StepWork) -> None:
@@ -375,7 +400,7 @@ def _check_step(part: OpenPart, work: StepWork) -> None:
         raise WrongStep(f"step {work.step} is not open any more")
 
 
-def _change(part: OpenPart, work: StepWork, gradients: Gradients, *, checked: bool = False) -> None:
+def _change(part: OpenPart, work: StepWork, gradients: Gradients, bounds: Bounds, *, checked: bool = False) -> None:
     """Add the microbatch to its step's sum, or take it out where it is in. The last thing that is done for it, so that
     whatever failed before has changed nothing. A change that broke off half-way cannot be mended: BugError, which ends
     the replica; one that found no memory before it began comes out as it is."""
@@ -384,7 +409,7 @@ def _change(part: OpenPart, work: StepWork, gradients: Gradients, *, checked: bo
         if held:
             part.reverse(work, gradients)
         else:
-            part.accumulate(work, gradients, checked=checked)
+            part.accumulate(work, gradients, checked=checked, **bounds.of(work))
     except (PeerError, BugError):
         raise
     except Exception as error:
@@ -393,8 +418,78 @@ def _change(part: OpenPart, work: StepWork, gradients: Gradients, *, checked: bo
         raise BugError(f"the step's sum is spoilt: {type(error).__name__}: {error}") from error
 
 
+# --- bounds ----------------------------------------------------------------------------------------------------------
+# How much of a step's sum one microbatch can be, whoever computed what of it.
+
+
+LOUD, LOUD_ONES = 16.0, 3
+"""A peer is told of that sent so many gradients in a step that are so many times as long as usual. (Of 512 honest ones
+of one microbatch each the longest was 18 times the median.)"""
+
+
+class Bounds:
+    """How long gradients may be, where the manifest bounds them (``optimizer.influence``): all replicas of a part have
+    the same from the record of whose parameters the work is. So a microbatch is scaled alike whoever adds it, takes it
+    out or computes it again. Nothing is bounded before a record says what is usual. Written by the loop, used by the
+    threads that compute."""
+
+    def __init__(self) -> None:
+        self._influence = 1.0
+        self._usual: dict[int, tuple[float, float]] = {}
+        self._came: dict[int, dict[StepWork, float]] = {}
+        self._loud: dict[int, Counter[PeerId]] = {}
+
+    def open(self, step: int, usual: tuple[float, float], influence: float) -> None:
+        """The record of this step says how long gradients of the part usually are, and those that come to it; 0 where
+        it does not know. ``influence`` times as much is the most."""
+        self._influence = influence
+        self._usual = {step: usual} | {one: known for one, known in self._usual.items() if one == step - 1}
+        for over in [one for one in (*self._came, *self._loud) if one <= step]:
+            self._came.pop(over, None)
+            self._loud.pop(over, None)
+
+    def on(self, work: StepWork) -> bool:
+        """Return whether work is bounded."""
+        return work.version in self._usual
+
+    def arrived(self, work: StepWork, gradient: torch.Tensor) -> torch.Tensor:
+        """Return a gradient that came, no longer than it may be."""
+        if not self.on(work):
+            return gradient
+        length = self._came.setdefault(work.step, {})[work] = _length(gradient)
+        most = self._most(self._usual[work.version][1])
+        return gradient if length <= most else gradient * (most / length)
+
+    def far(self, work: StepWork, sender: PeerId) -> float:
+        """Return how many times as long as usual the gradient was that came from ``sender``, where it is the one of a
+        step by which it is told of; else 0. One long gradient may be honest."""
+        usual = self._usual.get(work.version, (0.0, 0.0))[1]
+        times = self._came.get(work.step, {}).get(work, 0.0) / usual if usual else 0.0
+        if times <= LOUD:
+            return 0.0
+        heard = self._loud.setdefault(work.step, Counter())
+        heard[sender] += 1
+        return times if heard[sender] == LOUD_ONES else 0.0
+
+    def of(self, work: StepWork) -> dict[str, float]:
+        """Return what is said of work that is added; nothing where it is not bounded."""
+        if not self.on(work):
+            return {}
+        return {
+            "most": self._most(self._usual[work.version][0]),
+            "arrived": self._came.get(work.step, {}).get(work, 0.0),
+        }
+
+    def _most(self, usual: float) -> float:
+        return self._influence * usual if usual else math.inf
+
+
+def _length(gradient: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.float32))
+
+
 # --- norm gate -------------------------------------------------------------------------------------------------------
-# Refuses a boundary gradient far above what this replica has seen: one of the bounds within which a peer can lie.
+# Refuses a boundary gradient far above what this replica has seen, in runs that bound nothing.
 
 
 class NormGate:

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_high, median_low
 from typing import Literal
 
-from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink
+from swarm.consensus.ledger import weights
+from swarm.consensus.records import CloseRecord, Contribution, GradientLengths, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync
 from swarm.ids import PartName, PeerId, stage_of
+from swarm.optim.clipping import usual_lengths
 from swarm.schema import MAX_BYTES_PER_S
 from swarm.step.messages import Averaged
 
@@ -93,6 +95,36 @@ def part_norms(roster: Roster, averaged: Mapping[PeerId, Averaged]) -> dict[str,
     return {str(part): median_low(averaged[p].sq_norm for p in roster.replicas(part)) for part in roster.parts}
 
 
+def guarded(
+    roster: Roster, committed: Sequence[Contribution], said: Mapping[str, Mapping[str, int]]
+) -> dict[str, dict[str, int]]:
+    """Return what of this can be: replicas say of others of their part that they left sums out, of no more tokens than
+    are in these."""
+    found: dict[str, dict[str, int]] = {}
+    for by, sums in sorted(said.items()):
+        if not sums or by not in roster or roster[PeerId(by)].part is None:
+            continue
+        part = PartName(roster[PeerId(by)].part or "")
+        most = weights(committed, roster.replicas(part), stage_of(part))
+        if all(0 < tokens <= most.get(PeerId(peer), 0) for peer, tokens in sums.items()):
+            found[by] = dict(sums)
+    return found
+
+
+def usual_by_part(
+    roster: Roster, before: Mapping[str, GradientLengths], said: Mapping[str, GradientLengths]
+) -> dict[str, GradientLengths]:
+    """Return what is usual of each part's microbatches, by what its replicas said, and was before; nothing of a part of
+    which nobody has ever said anything."""
+    found: dict[str, GradientLengths] = {}
+    for part in roster.parts:
+        told = [said[peer] for peer in roster.replicas(part) if peer in said]
+        usual = usual_lengths(before.get(part, (0.0, 0.0)), told)
+        if any(usual):
+            found[str(part)] = usual
+    return found
+
+
 def totals(committed: Sequence[Contribution]) -> tuple[int, float]:
     """Target tokens and loss sum of a step, added in the ledger's order."""
     return sum(c.tokens for c in committed), math.fsum(c.loss_sum for c in committed)
@@ -145,6 +177,7 @@ def given_up(
         roster=roster.members,
         absent=absent,
         void=True,
+        usual=head.usual,
         codecs=head.codecs,
         lineage=head.lineage,
         returns=head.returns,
@@ -179,6 +212,7 @@ def gone_back(
         returns=head.returns + 1,
         links={peer: link for peer, link in head.links.items() if peer in roster},
         paces={peer: pace for peer, pace in head.paces.items() if peer in roster},
+        usual=to.usual,
         codecs=head.codecs,
         spread_ms=head.spread_ms,
         previous=head.hash(),

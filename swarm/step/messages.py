@@ -18,6 +18,8 @@ from swarm.consensus.records import (
     CloseRecord,
     Committed,
     Contribution,
+    GradientLengths,
+    Guarded,
     MeasuredLink,
     Quarantined,
     SquaredNorm,
@@ -190,6 +192,8 @@ class Averaged(Message):
     not what it reported. ``aborted_by`` is who told it that the round is void, where it did not find out itself.
     ``differs``: the culprit holds another result than most. ``heard`` is what it measured of the links to the others of
     its part, ``pace_us`` how many microseconds it computes a microbatch for, 0 where no record is to say so.
+    ``guarded`` are the sums that it left out of what it averaged for all, ``lengths`` those of its microbatches that
+    are usual, where they are bounded.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -202,6 +206,8 @@ class Averaged(Message):
     missing: Annotated[tuple[MicrobatchField, ...], LISTED] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
     pace_us: Annotated[int, Field(ge=0, le=MAX_PACE_US, exclude_if=lambda value: not value)] = 0
+    guarded: Annotated[Guarded, Field(exclude_if=operator.not_)] = {}
+    lengths: Annotated[GradientLengths, Field(exclude_if=lambda value: not any(value))] = (0.0, 0.0)
     rows: Annotated[bytes, Field(max_length=64)] = b""
     signed: Annotated[bytes, Field(max_length=64)] = b""
 
@@ -214,13 +220,16 @@ class Averaged(Message):
 
 class Apply(Message):
     """The scalars of the step: compute what the update makes of the state. ``sq_norms`` are the squared norms of all
-    parts' means, of which everybody finds the same caps (``swarm.optim.clipping``)."""
+    parts' means, of which everybody finds the same caps (``swarm.optim.clipping``). ``guarded`` and ``lengths`` say by
+    replica what it answered: who computes with this signs that its own answer is in it."""
 
     step: Count
     term: Count
     lr: float
     clip: float
     sq_norms: Annotated[dict[PartField, SquaredNorm], Field(max_length=1025)]
+    guarded: Annotated[dict[PeerIdField, Guarded], Field(max_length=20_000, exclude_if=operator.not_)] = {}
+    lengths: Annotated[dict[PeerIdField, GradientLengths], Field(max_length=20_000, exclude_if=operator.not_)] = {}
 
 
 class Prepared(Message):

@@ -52,7 +52,7 @@ class Asked:
     def inputs(self, what: What) -> str:
         """Return the hash of all on which the results depend."""
         said, apply = self.reconcile, self.apply if what == "weights" else None
-        scalars = None if apply is None else _scalars(apply.lr, apply.clip, apply.sq_norms)
+        scalars = None if apply is None else _scalars(apply, apply.sq_norms)
         return _inputs(said.committed, said.live, said.provisional, scalars)
 
     def unsigned(
@@ -67,8 +67,10 @@ class Asked:
         ]
 
 
-def _scalars(lr: float, clip: float, sq_norms: Mapping[str, float]) -> list[Any]:
-    return [lr, clip, sorted(sq_norms.items())]
+def _scalars(said: Apply | CloseRecord, sq_norms: Mapping[str, float]) -> list[Any]:
+    left_out = {by: sorted(sums.items()) for by, sums in sorted(said.guarded.items())}
+    more = [left_out, sorted(said.lengths.items())] if said.guarded or said.lengths else []
+    return [said.lr, said.clip, sorted(sq_norms.items()), *more]
 
 
 def _inputs(
@@ -81,7 +83,7 @@ def _inputs(
 def record_inputs(roster: Roster, record: CloseRecord) -> str:
     """Return the hash of all on which the digests of a record depend, as replicas have signed it."""
     live = [peer for peer in roster.peers if peer not in record.absent and peer not in record.late]
-    return _inputs(record.committed, live, record.forks, _scalars(record.lr, record.clip, record.norms))
+    return _inputs(record.committed, live, record.forks, _scalars(record, record.norms))
 
 
 def unproven(roster: Roster, record: CloseRecord, evidence: RecordEvidence, verify: Verify) -> str:

@@ -21,7 +21,7 @@ from swarm.step.lateness import ALL, LateRules
 from swarm.step.moves import STILL, MoveRules
 
 MAX_LOSS = 1e9
-"""Nats a token, more than any model that is trained: the sum of a step's must be a number."""
+"""Nats a token, where the vocabulary is not known: the sum of a step's must be a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,9 @@ class StepRules:
     can make one.
     ``begins_after``: the step of another run's checkpoint that the run goes on with, and what its first record says of
     the record before.
+    ``max_loss`` is the most nats a token that a microbatch can have.
+    ``guards``: sums that are far from the others' are left out of means; ``influence``: a microbatch may be so many
+    times as long as is usual, 0: as long as it is.
     ``admission`` says who may join.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
@@ -70,6 +73,9 @@ class StepRules:
     lateness: LateRules = ALL
     frozen: Mapping[PartName, int] = field(default_factory=dict)
     begins_after: tuple[int, str] | None = None
+    max_loss: float = MAX_LOSS
+    guards: bool = False
+    influence: float = 0.0
     admission: AdmissionPolicy = AdmissionPolicy()
     how_to_join: HowToJoin = join_words
 
@@ -132,8 +138,9 @@ class StepRules:
         """Raises Violation for tokens or a loss that no microbatch has, and that cannot be summed."""
         if not 0 < contribution.tokens <= self.max_tokens:
             raise Violation(f"{contribution.tokens} target tokens in a microbatch of {self.max_tokens}")
-        if not 0 <= contribution.loss_sum <= MAX_LOSS * contribution.tokens:
-            raise Violation(f"a loss sum of {contribution.loss_sum} over {contribution.tokens} tokens")
+        if not 0 <= contribution.loss_sum <= self.max_loss * contribution.tokens:
+            said = f"a loss sum of {contribution.loss_sum} over {contribution.tokens} tokens"
+            raise Violation(f"{said}, of at most {self.max_loss:.4g} each", peer=contribution.microbatch.trainer)
 
     def check_committed(self, roster: Roster, committed: Sequence[Contribution]) -> None:
         """As :meth:`check_contribution`, for a step's whole set: complete, ordered, each microbatch once."""

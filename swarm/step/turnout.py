@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from swarm.consensus.ledger import weights
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId, stage_of
 
 NO_WORK = "no microbatch this step"
 LATE = "late: what it learnt is averaged with its next contribution"
+FAR = "its sum is far from the others'"
 GIVEN_UP = "the step was given up"
 LEFT_OUT = "left out by the step's leader"
 MAX_TOLD, REASON_CHARS = 64, 200
@@ -85,6 +87,10 @@ def _turnout(
             why[peer] = GIVEN_UP if record.void else known
     why |= dict.fromkeys(late, joined_late(record.step))
     why |= dict.fromkeys((peer for peer in there if peer not in averaged), NO_WORK)
+    far = {peer: tokens for peer, (tokens, _) in record.left_out.items() if peer in averaged}
+    did = weights(record.committed, replicas, stage_of(part)) if far else {}
+    why |= {peer: f"left out of the mean: {tokens} of {did[peer]} tokens, {FAR}" for peer, tokens in far.items()}
+    averaged = tuple(peer for peer in averaged if peer not in far or far[peer] < did[peer])
     return Turnout(
         part=part,
         step=record.step,

@@ -19,7 +19,15 @@ from swarm.averaging.allreduce.messages import ReduceRequest
 from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.consensus.placement import Candidate
 from swarm.consensus.records import CloseRecord
-from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, RoundVoid, StepClosed, SumLeftOut
+from swarm.events import (
+    DigestMismatch,
+    GradientsFarOut,
+    JourneySetAside,
+    PartsCapped,
+    RoundVoid,
+    StepClosed,
+    SumLeftOut,
+)
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
@@ -135,20 +143,26 @@ def test_replica_that_claims_to_take_no_time_gets_its_share_and_a_half_at_most(
 # --- wrong gradients of its input ------------------------------------------------------------------------------------
 
 
-def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def hands_on(name: str, times: float, monkeypatch: pytest.MonkeyPatch, *, since: int) -> set[MicrobatchId]:
+    """Have a host hand back other gradients than it computed, from a step on; of which microbatches."""
     honest, lies = StageCompute._contributed, set[MicrobatchId]()
 
     def contributed(compute: StageCompute, material: Material, *about: Any) -> Contributed:
         result = honest(compute, material, *about)
-        if PEER.get() != "host-0" or material.work.step < 8 or result.gradient is None:
+        if PEER.get() != name or material.work.step < since or result.gradient is None:
             return result
         lies.add(material.work.microbatch)
-        wrong = torch.frombuffer(bytearray(result.gradient), dtype=torch.float32) * 500
+        wrong = torch.frombuffer(bytearray(result.gradient), dtype=torch.float32) * times
         return replace(result, gradient=memoryview(wrong.numpy()).cast("B"))
 
     monkeypatch.setattr(StageCompute, "_contributed", contributed)
+    return lies
+
+
+def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lies = hands_on("host-0", 500, monkeypatch, since=8)
     swarm = SimSwarm(tmp_path, **LEARNS)
     run_world(swarm.run())
     assert len(lies) >= 6, "the gates have seen enough by then"
@@ -158,6 +172,26 @@ def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
     committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
     assert not committed & lies
     assert losses(swarm)[-1] < 0.8 * losses(swarm)[0]
+
+
+def test_replica_that_hands_on_50_fold_gradients_is_named_and_nobody_else_where_influence_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lies = hands_on("host-0", 50, monkeypatch, since=3)
+    swarm = SimSwarm(tmp_path, **LEARNS | {"optimizer": LEARNS["optimizer"] | {"influence": 2.0}})
+    run_world(swarm.run())
+    assert len(lies) >= 6
+    liar = swarm.peers["host-0"].endpoint.peer
+    assert {event.peer for event in swarm.events(GradientsFarOut)} == {liar}
+    assert not swarm.events(JourneySetAside)
+    committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
+    assert lies <= committed, "they were scaled down, and count"
+    before, *usual = ({p: tuple(v) for p, v in r["usual"].items()} for r in swarm.history()[1:])
+    for after in usual:
+        for part, lengths in after.items():
+            assert all(was / 2 <= now <= was * 2 for was, now in zip(before[part], lengths, strict=True))
+        before = after
+    assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 
 # --- a host that gets slower and slower ------------------------------------------------------------------------------

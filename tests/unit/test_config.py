@@ -44,6 +44,21 @@ def test_manifest_with_a_guard_is_another_run_and_refuses_what_it_cannot_guard(
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize(
+    ("influence", "sections"),
+    [(2.0, {"run": {"reproducible": True}}), (2.0, {"averaging": {"mode": "local"}}), (0.5, {})],
+)
+def test_manifest_that_bounds_microbatches_is_another_run_and_refuses_where_nobody_could(
+    influence: float, sections: dict[str, Any]
+) -> None:
+    plain, bounded = (parse_manifest(document(optimizer=one), "a test") for one in ({}, {"influence": 2.0}))
+    assert plain.run_id != bounded.run_id
+    assert parse_manifest(document(optimizer={"influence": 0.0}), "a test").run_id == plain.run_id
+    with pytest.raises(ConfigError, match="leave it out|Leave optimizer.influence out") as caught:
+        parse_manifest(document(optimizer={"influence": influence}, **sections), "a test")
+    assert caught.value.key == "optimizer.influence"
+
+
 def test_manifest_that_is_reproducible_refuses_int8_averaging_and_says_why() -> None:
     with pytest.raises(ConfigError, match="depends on which replica computed what") as caught:
         parse_manifest(document(averaging={"codec": "int8"}, run={"reproducible": True}), "a test")

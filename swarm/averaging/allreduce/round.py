@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -20,7 +20,7 @@ from swarm.averaging.schedules.costs import LinkCost, Vector
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
 from swarm.compression.names import AveragingCodec
 from swarm.errors import BugError, RoundFailed
-from swarm.events import EventSink, RoundDone, RoundVoid, SumLeftOut
+from swarm.events import EventSink, RoundDone, RoundVoid
 from swarm.ids import PeerId
 
 HEAD_START_S = 2 * ABORT_S
@@ -180,8 +180,6 @@ async def average(
             time_s = _ends_at_s(plan, plans) - sum(result.seconds for result in results)
             results.append(await _round(allreduce, plan, vector, time_s))
             events.emit(_done(plan, results[-1]))
-            for event in _left_out(plan, results[-1], allreduce.peer):
-                events.emit(event)
             vector = results[-1].tensor
     except RoundFailed as failed:
         events.emit(_void(plans[len(results)], failed))
@@ -224,12 +222,6 @@ def _done(plan: RoundPlan, result: RoundResult) -> RoundDone:
         schedule=plan.schedule,
         reason=plan.reason,
     )
-
-
-def _left_out(plan: RoundPlan, result: RoundResult, reducer: PeerId) -> Iterator[SumLeftOut]:
-    reduced = sum(chunk.elements for chunk in plan.chunks_of(reducer))
-    for peer, elements in sorted(result.left_out.items()):
-        yield SumLeftOut(step=plan.key.step, part=plan.key.part, peer=peer, share=elements / reduced)
 
 
 def _void(plan: RoundPlan, failed: RoundFailed) -> RoundVoid:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, PeerError, WrongStep
-from swarm.events import Accumulated
-from swarm.ids import stage_part
+from swarm.events import Accumulated, GradientsFarOut
+from swarm.ids import PeerId, stage_part
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload
 from swarm.phases import Phases, advance
@@ -166,6 +166,7 @@ class Worker:
             return result
 
         result = await self._compute(state, compute(), self._adding)
+        self._tell_of(state, sender, result.far)
         if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
             return
         self._added(state, self._took("backward", queued, started))
@@ -178,6 +179,7 @@ class Worker:
         graph, sender = state.take_graph(), state.tensors.gradient_sender
         work = self._context.compute.turn_back(material, graph, sender)
         contributed, rest = await self._compute(state, work, nullcontext())
+        self._tell_of(state, sender, contributed.far)
         if state.dropped:
             return
         state.took = self._took("backward", queued, started)
@@ -190,6 +192,12 @@ class Worker:
             self._defer(state)
         elif state.start() == "weights":
             await self._add_weights(state)
+
+    def _tell_of(self, state: MicrobatchState, sender: PeerId | None, times: float) -> None:
+        """Tell of who sent gradients that are far too long: they were scaled down, and spoilt nothing."""
+        if sender is not None and times:
+            part = stage_part(self._settings.stage)
+            self._context.events.emit(GradientsFarOut(step=state.work.step, part=part, peer=sender, times=times))
 
     async def _add_weights(self, state: MicrobatchState) -> None:
         """What :meth:`_turn_back` left; both again where that was dropped for want of memory."""

@@ -17,8 +17,8 @@ from swarm.clock import Clock
 from swarm.compression.dense import INT32
 from swarm.device import Device
 from swarm.errors import PeerError, Refused, SwarmError, Violation
-from swarm.events import EventSink, HopMoved, JourneyStarted
-from swarm.ids import JourneyKey, PeerId, RunId, StepWork
+from swarm.events import EventSink, GradientsFarOut, HopMoved, JourneyStarted
+from swarm.ids import ENDS, JourneyKey, PeerId, RunId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Endpoint, Payload, Rpc
 from swarm.pipeline.batch import Batch
@@ -223,6 +223,7 @@ class Journey:
         self._output: Payload = b""
         self._graph: Any = None  # of the embedding
         self._head: Any = None  # what the head is to add
+        self._home_from: PeerId | None = None  # who sent the gradient home
         self._counts = Receipt(b"")
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -376,6 +377,9 @@ class Journey:
             await self._on_device(ends.finish, self._graph, gradient, self._head, self._kept.work)
         except Violation as error:  # not finite
             raise Poisoned(f"the trainer's own part: {error.reason}") from error
+        of, sender = self._kept.work, self._home_from
+        if sender is not None and (times := ends.bounds.far(of, sender)):
+            self._context.events.emit(GradientsFarOut(step=of.step, part=ENDS, peer=sender, times=times))
         self._do(self._state.added())
 
     async def _on_device(self, work: Callable[..., Any], *about: Any) -> Any:
@@ -460,7 +464,7 @@ class Journey:
         state = self._state
         state.check_sender(caller, attempt, 0, self._now())
         if state.phase is JourneyPhase.BACKWARD and not state.way.home:
-            self._kept.gradient = payload
+            self._kept.gradient, self._home_from = payload, caller
             self._happened(state.gradient())
 
     def deliver_report(self, caller: PeerId, report: HopReport) -> None:

@@ -19,7 +19,17 @@ from swarm.errors import PeerError, Refused, Superseded, Violation
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
 from swarm.network.protocols import ReplyT
 from swarm.optim.clipping import Clipping
-from swarm.step.decisions import ATTEMPTS_PER_TERM, agreed, cursors, measured, paces, part_norms, totals
+from swarm.step.decisions import (
+    ATTEMPTS_PER_TERM,
+    agreed,
+    cursors,
+    guarded,
+    measured,
+    paces,
+    part_norms,
+    totals,
+    usual_by_part,
+)
 from swarm.step.messages import Apply, Averaged, Prepared, Reconcile
 from swarm.step.rules import StepRules
 
@@ -67,10 +77,20 @@ class ReconciledTable:
 
     def scalars(self, rules: StepRules) -> tuple[Apply, Clipping]:
         """Return what all are to apply, and what it does to their means. Raises Disagreement."""
-        sq_norms = part_norms(self.live, self.answers)
+        asked, sq_norms = self.asked, part_norms(self.live, self.answers)
         clipped = rules.clipped(sq_norms)
-        step, term = self.asked.step, self.asked.term
-        return Apply(step=step, term=term, lr=rules.lr(step), clip=clipped.clip, sq_norms=sq_norms), clipped
+        said = {str(peer): answer.guarded for peer, answer in self.answers.items()} if rules.guards else {}
+        told = {str(peer): answer.lengths for peer, answer in self.answers.items()} if rules.influence else {}
+        apply = Apply(
+            step=asked.step,
+            term=asked.term,
+            lr=rules.lr(asked.step),
+            clip=clipped.clip,
+            sq_norms=sq_norms,
+            guarded=guarded(self.roster, asked.committed, said),
+            lengths={peer: lengths for peer, lengths in sorted(told.items()) if any(lengths)},
+        )
+        return apply, clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +127,9 @@ class AppliedTable:
             lr=self.asked.lr,
             norms=self.asked.sq_norms,
             caps={str(part): cap for part, cap in self.clipped.caps.items()},
+            guarded=self.asked.guarded,
+            lengths=self.asked.lengths,
+            usual=usual_by_part(self.reconciled.roster, before.usual, self.asked.lengths),
             digests={str(part): value for part, value in self.digests().items()},
             cursors=cursors(before, attempt.committed, averaged, following, most),
             roster=following.members,

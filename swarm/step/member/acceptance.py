@@ -15,7 +15,7 @@ from swarm.consensus.roster import Roster, lost_parts, needed, owner, part_lost
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violation
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Credential
-from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, gone_back, totals
+from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, gone_back, guarded, totals, usual_by_part
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Apply, Propose, Reconcile
 from swarm.step.results import unproven
@@ -55,13 +55,18 @@ class AcceptanceRules:
 
     def check_norms(self, roster: Roster, name: PartName | None, mean: Mean, body: Apply) -> None:
         """Raises Violation where the norms that the caps and the clip factor follow from lack a part, or give ours
-        another norm than it has, and where the clip factor is not what follows from them."""
+        another norm than it has, where the clip factor is not what follows from them, and where others are told
+        something else of us than we said."""
         if set(body.sq_norms) != set(roster.parts):
             raise Violation("the norms are not those of the run's parts")
         if body.clip != (clip := self._rules.clipped(body.sq_norms).clip):
             raise Violation(f"a clip factor of {body.clip} where the parts' norms give {clip}")
         if name is not None and not math.isclose(body.sq_norms[name], mean.answer.sq_norm, rel_tol=NORM_TOLERANCE):
             raise Violation(f"a squared norm of {body.sq_norms[name]} for {name}: it is {mean.answer.sq_norm} here")
+        if body.guarded.get(self._me, {}) != mean.answer.guarded:
+            raise Violation("it says that this replica left out other sums than it did")
+        if self._rules.influence and body.lengths.get(self._me, (0.0, 0.0)) != mean.answer.lengths:
+            raise Violation("it says that other lengths of microbatches are usual here than are")
 
     def over(
         self, roster: Roster, part: str, gone: Mapping[PeerId, str], fell_silent: Callable[[PeerId], bool]
@@ -214,8 +219,20 @@ class AcceptanceRules:
         found = self._rules.clipped(record.norms)
         if (record.grad_norm, record.clip, record.caps) != (found.norm, found.clip, found.caps):
             raise Refused("the record's scalars and caps are not those that the parts' norms give")
+        said = record.guarded if self._rules.guards else {}
+        if record.guarded != guarded(roster, record.committed, said):
+            raise Refused("the record says that sums were left out that there are not")
+        self._check_lengths(roster, record)
         if set(record.digests) != set(map(str, roster.parts)):
             raise Refused("the record's digests are not those of the run's parts")
+
+    def _check_lengths(self, roster: Roster, record: CloseRecord) -> None:
+        """That what is usual is what the replicas' words give, of a run that bounds microbatches."""
+        holders = {peer for part in roster.parts for peer in roster.replicas(part)} if self._rules.influence else set()
+        if not set(record.lengths) <= holders:
+            raise Refused("the record tells of lengths of microbatches where there are none")
+        if record.usual != usual_by_part(roster, self._history.head.usual, record.lengths):
+            raise Refused("what the record says is usual is not what its lengths give")
 
     def _check_late(self, roster: Roster, record: CloseRecord) -> None:
         """That it owes those that it calls late what they did, to none whom it calls lost, and that they stay."""
@@ -284,7 +301,9 @@ class AcceptanceRules:
             raise Refused("the record's microbatches are not those that were averaged")
         if set(state.reconciled.late) != set(record.late):
             raise Refused("the record calls others late than its averaging was made without")
-        if (record.lr, record.norms) != (state.applied.lr, state.applied.sq_norms):
+        applied = state.applied
+        asked = (applied.lr, applied.sq_norms, applied.guarded, applied.lengths)
+        if (record.lr, record.norms, record.guarded, record.lengths) != asked:
             raise Refused("the record's scalars are not those that were applied")
         if name is not None and record.digests.get(name) != state.digest:
             raise Refused(f"the record's digest of {name} is not ours")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,6 +38,10 @@ class HeldPart(Protocol):
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> torch.Tensor | None:
         """Return what goes into a step's round for the ``assigned`` work with so many target tokens, flat; None when it
         first has to be settled what is in it."""
+
+    def lengths(self, step: int) -> tuple[float, float]:
+        """Return the usual length of the gradients in an open step's accumulator, and of those from which they were
+        computed; 0 where nobody bounds them. Any thread may ask."""
 
     def prepare(
         self, mean: torch.Tensor, *, lr: float, clip: float, step: int, left: torch.Tensor | None = None
@@ -230,6 +235,7 @@ class Attempt:
         try:
             tokens = shares[self.me]
             sums = await self._settled(step, expected, lambda: part.contribution(step, expected.keys(), tokens))
+            lengths = part.lengths(step)
         except PeerError as error:
             there = await self.device.run(part.accumulated, step)
             missing = tuple(sorted({work.microbatch for work in expected.keys() - there}))
@@ -252,8 +258,17 @@ class Attempt:
         heard: dict[str, tuple[int, int]] = {
             peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MAX_HEARD]
         }
-        digest, sq_norm, pace_us = result.digest, result.squared_norm, self.pace_us()
-        answer = Averaged(digest=digest, sq_norm=sq_norm, cursor=cursor, heard=heard, pace_us=pace_us, rows=rows)
+        elements, far = result.tensor.numel(), list(result.left_out.items())[:MAX_HEARD]
+        answer = Averaged(
+            digest=result.digest,
+            sq_norm=result.squared_norm,
+            cursor=cursor,
+            heard=heard,
+            pace_us=self.pace_us(),
+            guarded={peer: math.ceil(shares[peer] * size / elements) for peer, size in far},
+            lengths=lengths,
+            rows=rows,
+        )
         return Mean(result.tensor, answer, result.left)
 
     async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply, clip: float) -> str:

@@ -139,3 +139,41 @@ def test_more_microbatches_than_may_be_listed_are_refused_before_any_is_made(mon
     with pytest.raises(ValueError, match="more than 3"):
         packed_form.unpack((*GOOD[:2], GOOD[2] + said(count=3, rows=ROW * 3)[2]), made.append)
     assert made == []
+
+
+# --- losses that are far out -----------------------------------------------------------------------------------------
+
+
+def closed(*rows: tuple[str, str, float]) -> CloseRecord:
+    """The record of a step with these microbatches, of ten tokens each: trainer, replica, nats a token."""
+    committed = tuple(
+        Contribution(
+            microbatch=MicrobatchId(PeerId(trainer), "00" * 8, 0, at), tokens=10, loss_sum=10 * nats, route=(by,)
+        )
+        for at, (trainer, by, nats) in enumerate(rows)
+    )
+    return record(committed=committed, tokens=10 * len(rows), loss_sum=sum(one.loss_sum for one in committed))
+
+
+@pytest.mark.parametrize(
+    ("rows", "suspect"),
+    [
+        ((("t", "a", 82.0), ("u", "a", 3.0), ("u", "b", 3.0), ("t", "b", 90.0)), "t"),
+        ((("t", "a", 82.0), ("u", "a", 90.0), ("u", "b", 3.0), ("t", "b", 3.0), ("t", "c", 3.0)), "a"),
+        ((("t", "a", 82.0), ("u", "b", 3.0), ("u", "b", 3.0)), None),
+        ((("t", "a", 82.0), ("u", "b", 90.0), ("v", "c", 3.0), ("v", "c", 3.0), ("v", "c", 3.0)), None),
+        ((("t", "a", 82.0), ("t", "a", 3.0), ("t", "b", 3.0), ("u", "a", 3.0)), None),
+    ],
+)
+def test_loss_is_that_of_the_others_where_some_are_far_out_and_names_who_alone_can_have_made_them_so(
+    rows: tuple[tuple[str, str, float], ...], suspect: str | None
+) -> None:
+    one = closed(*rows)
+    assert one.loss == pytest.approx(3.0)
+    assert one.suspect == suspect
+
+
+def test_loss_is_all_of_it_where_nothing_is_far_out_however_high() -> None:
+    for rows in ([("t", "a", 0.1), ("u", "b", 7.9)], [("t", "a", 82.0), ("u", "b", 90.0)], [("t", "a", 82.0)]):
+        one = closed(*rows)
+        assert (one.loss, one.far_out, one.suspect) == (one.loss_sum / one.tokens, (), None)

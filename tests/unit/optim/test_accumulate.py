@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarm.errors import BugError, Violation
 from swarm.models.layout import FlatLayout
 from swarm.models.passes import Gradients
-from swarm.optim.accumulate import Accumulator
+from swarm.optim.accumulate import Accumulator, length_of
 from tests.harness.rigs.optim import work
 
 LAYOUT = FlatLayout.from_shapes([("a", (3, 5)), ("b", (4,))])
@@ -84,3 +89,64 @@ def test_accumulator_remove_undoes_an_addition_exactly_in_float64() -> None:
     assert accumulator.work == without.work
     with pytest.raises(BugError, match="not in the sum"):
         accumulator.remove(work(2), gradients(2, 100.0))
+
+
+# --- influence -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    scales=st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=6),
+    most=st.floats(1e-3, 10.0),
+    order=st.randoms(use_true_random=False),
+)
+def test_bounded_microbatch_comes_out_as_it_went_in_and_goes_in_again_with_the_same_bits(
+    scales: list[float], most: float, order: random.Random
+) -> None:
+    without, with_it = Accumulator(LAYOUT, "float64", CPU), Accumulator(LAYOUT, "float64", CPU)
+    others = list(enumerate(scales[1:], start=1))
+    for position, scale in others:
+        without.add(work(position), gradients(position, scale), most=most)
+    order.shuffle(others)
+    for position, scale in [(0, scales[0]), *others]:
+        with_it.add(work(position), gradients(position, scale), most=most)
+    whole = with_it.total.clone()
+    with_it.remove(work(0), gradients(0, scales[0]))
+    assert torch.equal(with_it.total, without.total)
+    assert with_it.lengths == without.lengths
+    without.add(work(0), gradients(0, scales[0]), most=most)
+    assert torch.equal(without.total, whole)
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0, 1e15])
+def test_microbatch_is_scaled_down_to_the_most_and_a_shorter_one_keeps_its_bits(scale: float) -> None:
+    accumulator, found = Accumulator(LAYOUT, "float32", CPU), gradients(0, scale)
+    accumulator.add(work(0), found, most=2.0 * length_of(gradients(0)))
+    length = float(accumulator.total.double().norm())
+    assert length == pytest.approx(length_of(gradients(0)) * min(scale, 2.0), rel=1e-6)
+    plain = Accumulator(LAYOUT, "float32", CPU)
+    plain.add(work(0), found)
+    assert torch.equal(accumulator.total, plain.total) == (scale == 1.0)
+    assert accumulator.lengths == (length_of(found), 0.0)
+    assert plain.lengths == (0.0, 0.0)
+
+
+def test_lengths_are_the_medians_of_what_is_there_before_it_is_scaled() -> None:
+    accumulator = Accumulator(LAYOUT, "float32", CPU)
+    for position in range(4):
+        accumulator.add(work(position), gradients(1, 10.0**position), most=1.0, arrived=float(position))
+    one = length_of(gradients(1))
+    assert accumulator.lengths == (pytest.approx(10 * one), 2.0), "no gradient came for the first"
+    accumulator.remove(work(0), gradients(1))
+    accumulator.remove(work(1), gradients(1, 10.0))
+    assert accumulator.lengths == (pytest.approx(100 * one), 2.0)
+    accumulator.reset()
+    assert accumulator.lengths == (0.0, 0.0)
+
+
+def test_length_of_numbers_whose_squares_are_none_is_more_than_any_bound_and_leaves_nothing() -> None:
+    accumulator = Accumulator(LAYOUT, "float32", CPU)
+    accumulator.add(work(0), gradients(0, 1e30), most=math.inf)
+    assert accumulator.lengths[0] == 1e100
+    accumulator.reset()
+    accumulator.add(work(0), gradients(0, 1e30), most=1.0)
+    assert float(accumulator.total.abs().max()) < 1e-30

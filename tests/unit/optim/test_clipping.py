@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ids import PartName
-from swarm.optim.clipping import FAR_OUT, Clipping, clip_factor, clip_parts, factor
+from swarm.optim.clipping import FAR_OUT, FASTEST, Clipping, clip_factor, clip_parts, factor, usual_lengths
 
 HONEST = {"ends": 4.0, "stage-0": 9.0, "stage-1": 1.0}
 
@@ -70,3 +70,30 @@ def test_norms_in_another_order_give_the_same_bits() -> None:
 def test_factor_below_the_smallest_float32_leaves_nothing() -> None:
     assert factor(0.5, 1e-30) == 5e-31
     assert factor(0.5, 1e-39) == 0.0
+
+
+# --- what is usual of microbatches -----------------------------------------------------------------------------------
+
+lengths = st.tuples(st.floats(0, 1e6), st.floats(0, 1e6))
+
+
+@given(st.lists(lengths, min_size=1, max_size=9), lengths)
+def test_usual_is_what_a_replica_said_or_a_bounded_step_towards_it(
+    said: list[tuple[float, float]], before: tuple[float, float]
+) -> None:
+    usual = usual_lengths(before, said)
+    for at in range(2):
+        told = sorted(one[at] for one in said if one[at])
+        if not told:
+            assert usual[at] == before[at]
+        elif before[at]:
+            assert before[at] / FASTEST <= usual[at] <= before[at] * FASTEST
+        else:
+            assert usual[at] == told[(len(told) - 1) // 2]
+
+
+def test_one_replica_of_three_moves_what_is_usual_no_further_than_the_others_are() -> None:
+    for lie in (1e-30, 0.0, 1e30):
+        assert 1.0 <= usual_lengths((1.0, 1.0), [(1.0, 1.0), (1.2, 1.2), (lie, lie)])[0] <= 1.2
+    assert usual_lengths((1.0, 0.0), [(1e-30, 0.0)] * 3) == (0.5, 0.0)
+    assert usual_lengths((0.0, 0.0), []) == (0.0, 0.0)

@@ -65,6 +65,7 @@ def test_history_as_json_is_one_stable_line(path: Path, capsys: pytest.CaptureFi
         "step", "term", "proposed", "founding", "void", "loss", "tokens", "microbatches", "aside", "members", "joined",
         "left", "absent", "leader", "accepted", "grad_norm", "clip", "lr", "hash", "previous", "cursors",
         "provisional_since", "confirmed", "ended", "codecs", "codecs_changed", "repeats",
+        "left_out",
     ]  # fmt: skip
     first = found["rows"][0]
     assert first["absent"] == [{"peer": PEERS["mole"], "name": "mole"}]
@@ -109,6 +110,15 @@ def test_history_row_tells_codecs_where_they_change() -> None:
     assert row_lines([row_of(line, None, ())])[1].endswith("sends int8h from here")
     assert not row_of(line, None, small).codecs_changed
     assert not row_of(line, None).codecs_changed, "what was before is not known"
+
+
+def test_history_row_tells_whose_sum_was_left_out_and_who_says_so() -> None:
+    otter, mole, heron = (PEERS[name] for name in ("otter", "mole", "heron"))
+    said = {otter: {mole: 40}, heron: {mole: 24}}
+    line = HistoryLine(CHAIN.lines[3].record.model_copy(update={"guarded": said}), None, 2)
+    row = row_of(line, roster("otter", "mole", "heron"))
+    assert [(one.peer.name, one.tokens) for one in row.left_out] == [("mole", 64)]
+    assert "64 tokens of mole left out, as heron and otter said" in row_lines([row])[1]
 
 
 # --- whose -----------------------------------------------------------------------------------------------------------

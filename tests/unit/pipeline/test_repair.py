@@ -357,6 +357,16 @@ async def test_replica_that_fails_where_another_does_not_is_left_out_for_a_while
     assert crew.side.wiring.statistics()[1][B[0]].on_probation
 
 
+async def test_microbatch_whose_loss_is_more_than_any_model_has_is_set_aside_and_says_so() -> None:
+    crew = await Crew.of([A, B])
+    crew.side.part.loss_value = 1e6
+    assert crew.side.context.ends is not None
+    crew.side.context.ends.most_loss = 88.7
+    leader = await crew.feed(2)
+    assert set(leader.aside) == {microbatch(0), microbatch(1)}
+    assert all("nats a token, and 88.7 is the most" in reason for reason in leader.aside.values())
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 async def test_microbatch_whose_loss_is_no_number_is_set_aside(loss: float) -> None:
     crew = await Crew.of([A, B])

@@ -219,7 +219,9 @@ def trained_part(name: str) -> TrainedPart:
     return part
 
 
-async def test_sums_are_the_same_bits_whoever_computed_them_in_the_end() -> None:
+@pytest.mark.parametrize("most", [0.0, 0.4])
+async def test_sums_are_the_same_bits_whoever_computed_them_in_the_end(most: float) -> None:
+    """Also where most of the microbatches are scaled down, and of some what comes for them."""
     activation = family_of(MODEL).boundary(2, 8)
     boundary = BoundarySpecs(activation=activation, tokens=token_spec(2, 8), codec=FLOAT32, hosted=False)
     stages = [[A0, A1], [B0, B1]]
@@ -231,6 +233,11 @@ async def test_sums_are_the_same_bits_whoever_computed_them_in_the_end() -> None
     for stage, peers in enumerate(stages):
         for peer, endpoint in zip(peers, await enter(network, *peers), strict=True):
             replicas[peer] = Replica(endpoint, stage, 2, part=trained_part(f"stage-{stage}"), boundary=boundary)
+
+    assert side.context.ends is not None
+    for bounds in [side.context.ends.bounds, *(replica.compute.bounds for replica in replicas.values())]:
+        if most:
+            bounds.open(0, (most / 10, most), 1.0)
 
     def total(stage: int) -> torch.Tensor:
         first, second = (replicas[peer].part.gradient_sum() for peer in stages[stage])
@@ -252,4 +259,6 @@ async def test_sums_are_the_same_bits_whoever_computed_them_in_the_end() -> None
         assert float(ends.gradient_sum().abs().sum()) == 0.0
         await side.trainer.settle(1, works(routes))
         assert torch.equal(ends.gradient_sum(), own)
+    own, came = zip(*(part.lengths(1) for part in (ends, replicas[A1].part, replicas[B0].part)), strict=True)
+    assert (min(own) > most / 10 and came[-1] > most) == bool(most), f"the bounds were felt by {own}, {came}"
     assert len(replicas[A0].events.of(Accumulated)) + len(replicas[A1].events.of(Accumulated)) == QUOTA

@@ -94,6 +94,22 @@ def applied(order: list[PeerId], **instead: str) -> AppliedTable:
     return AppliedTable(table, asked, clipped, answers)
 
 
+def test_record_says_whose_sums_were_left_out_as_those_say_who_did_it_and_nothing_that_cannot_be() -> None:
+    did = {A: 10, B: 11}
+    said = {A: {B: 4}, B: {B: 7, A: 1}, T: {A: 1}, C: {A: did[A] + 1}}
+    answers = {peer: one.model_copy(update={"guarded": said[peer]}) for peer, one in WELL.items()}
+    for guards, told in ((True, {A: {B: 4}, B: {B: 7, A: 1}}), (False, {})):
+        assert reconciled(answers).scalars(replace(RULES, guards=guards))[0].guarded == told
+    asked, clipped = reconciled(answers).scalars(replace(RULES, guards=True))
+    applied = AppliedTable(
+        reconciled(answers), asked, clipped, {p: Prepared(digest="cccd"["ABCT".index(p)] * 64) for p in WELL}
+    )
+    record = applied.record(BEFORE, BEFORE.hash(), Changes(), THREE, RULES.max_members)
+    assert record.left_out == {B: (11, (A, B)), A: (1, (B,))}
+    assert record.hash() != record.model_copy(update={"guarded": {}}).hash()
+    assert "guarded" not in record.model_copy(update={"guarded": {}}).model_dump(mode="json")
+
+
 @given(one=orders, other=orders)
 def test_record_is_the_same_in_whatever_order_members_answered(one: list[PeerId], other: list[PeerId]) -> None:
     first, second = (

@@ -53,6 +53,16 @@ def test_replica_that_is_lost_is_not_live_and_leaves_the_other_alone() -> None:
     assert not found.whole
 
 
+def test_replica_whose_sum_is_left_out_has_nothing_in_the_mean_and_partly_something() -> None:
+    found = of_stage(guarded={A: {B: 4}, B: {B: 7}})
+    assert (found.participating, found.averaged) == ((A, B), (A,))
+    assert found.why == {B: "left out of the mean: 11 of 11 tokens, its sum is far from the others'"}
+    found = of_stage(guarded={A: {B: 4}})
+    assert found.averaged == (A, B)
+    assert set(found.why) == {B}
+    assert found.whole
+
+
 def test_replica_that_was_late_is_told_what_becomes_of_its_work() -> None:
     found = of_stage({}, {B: "late: not ready"}, late={B: (1, 8)})
     assert (found.live, found.participating, found.averaged) == ((A, B), (A,), (A,))

@@ -54,10 +54,11 @@ class Replica:
         self.device, self.clock = InlineDevice(forgets=True), DialClock()
         boundary = boundary or specs(hosted=hosted)
         settings = StageSettings(run=RUN, stage=stage, stages=stages, specs=boundary, **limits)
+        self.compute = StageCompute(self.part, boundary, torch.device("cpu"))
         context = StageContext(
             endpoint=endpoint,
             device=self.device,  # type: ignore[arg-type]
-            compute=StageCompute(self.part, boundary, torch.device("cpu")),
+            compute=self.compute,
             sign=lambda data: sign(endpoint.peer, data),
             events=self.events,
             clock=self.clock,

@@ -73,6 +73,7 @@ class CountedPart:
     microbatches: frozenset[MicrobatchId]
     prepared: int = 0
     shadow: str | None = None
+    usual: tuple[float, float] = (0.0, 0.0)
     swapped: list[str] = field(default_factory=list)
 
     def accumulated(self, step: int) -> frozenset[StepWork]:
@@ -82,6 +83,10 @@ class CountedPart:
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> torch.Tensor | None:
         """Return something of the right kind, where these microbatches are held."""
         return torch.ones(4) if self.accumulated(step) == assigned else None
+
+    def lengths(self, step: int) -> tuple[float, float]:
+        """Return what is usual of what is held."""
+        return self.usual
 
     def prepare(
         self, mean: torch.Tensor, *, lr: float, clip: float, step: int, left: torch.Tensor | None = None
