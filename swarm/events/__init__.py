@@ -24,6 +24,7 @@ from swarm.events.microbatch import ContributionReplayed as ContributionReplayed
 from swarm.events.microbatch import ContributionReversed as ContributionReversed
 from swarm.events.microbatch import GradientsFarOut as GradientsFarOut
 from swarm.events.microbatch import GraphsDropped as GraphsDropped
+from swarm.events.microbatch import HopDiffers as HopDiffers
 from swarm.events.microbatch import HopMoved as HopMoved
 from swarm.events.microbatch import JourneyCompleted as JourneyCompleted
 from swarm.events.microbatch import JourneySetAside as JourneySetAside

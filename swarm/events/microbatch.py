@@ -45,6 +45,18 @@ class HopMoved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HopDiffers(Event):
+    """A trainer found that a replica says another thing of a tensor than the one that it got it from or sent it to, and
+    has no signature for it, or has signed both. The microbatch is set aside."""
+
+    step: int
+    microbatch: MicrobatchId
+    stage: int
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JourneySetAside(Event):
     """A trainer gave a microbatch up for good: it cannot be computed, whoever tries."""
 

@@ -33,6 +33,7 @@ from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.boundary import BoundarySpecs, CodecsAcross, StepCodecs
 from swarm.pipeline.compute import Bounds, EndsCompute, StageCompute
 from swarm.pipeline.retention import RETENTION_BYTES
+from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.flight import EarlyRules, InFlight
@@ -50,6 +51,7 @@ from swarm.security.credentials import Credential
 from swarm.security.signing import PrivateIdentity, verify
 from swarm.state.frozen import ModelFiles
 from swarm.step.member.remote_leader import RemoteLeader
+from swarm.step.messages import SignedReceipt
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +166,7 @@ class StageRole:
             device=around.device,
             compute=compute,
             sign=around.identity.sign,
+            seals=Seals(manifest.run_id, around.identity.sign, verify),
             events=around.events,
             clock=around.clock,
         )
@@ -230,6 +233,7 @@ class TrainerRole:
             events=around.events,
             clock=around.clock,
             verify=verify,
+            seals=Seals(manifest.run_id, around.identity.sign, verify),
             suspect=around.watch.suspect,
         )
         self._held_out = None if around.held_out is None else HeldOut(context, around.held_out)
@@ -293,7 +297,8 @@ class _Reports:
             route=journey.route,
             early=journey.early,
         )
-        await self._leader.complete(journey.key.step, contribution, journey.receipts)
+        receipts = [SignedReceipt(content=one.content.to_wire(), signature=one.signature) for one in journey.receipts]
+        await self._leader.complete(journey.key.step, contribution, tuple(receipts))
 
 
 Role = StageRole | TrainerRole

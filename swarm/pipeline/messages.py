@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.ids import JourneyKey
 from swarm.network.protocols import Rpc
-from swarm.schema import AfterField, Count, Empty, Message, MicrobatchField, PeerIdField
+from swarm.schema import AfterField, Count, Empty, Message, MicrobatchField, PeerIdField, SignatureField
 
 StageField = Annotated[int, Field(ge=0, lt=1024)]
 Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -22,6 +22,8 @@ Direction = Literal["forward", "backward"]
 Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]
 What = Literal["output", "gradient"]
 TrainerWhat = Literal["output", "gradient", "targets"]
+Seal = Annotated[bytes, Field(max_length=64)]
+"""A sender's signature under a tensor's hash; empty where nothing came."""
 
 
 class JourneyMessage(Message):
@@ -39,10 +41,12 @@ class JourneyMessage(Message):
 
 
 class Forward(JourneyMessage):
-    """An activation for stage ``hop`` (hosted ends: token ids for stage 0)."""
+    """An activation for stage ``hop`` (hosted ends: token ids for stage 0). ``seal``: its sender's signature under its
+    hash (:mod:`swarm.pipeline.seals`)."""
 
     route: Route
     hop: StageField
+    seal: SignatureField
 
 
 class Targets(JourneyMessage):
@@ -52,10 +56,11 @@ class Targets(JourneyMessage):
 
 
 class Backward(JourneyMessage):
-    """The gradient of the output of stage ``hop``."""
+    """The gradient of the output of stage ``hop``; ``seal`` as of :class:`Forward`."""
 
     route: Route
     hop: StageField
+    seal: SignatureField
 
 
 class Resend(JourneyMessage):
@@ -106,6 +111,12 @@ class TrainerRecall(Message):
     what: TrainerWhat
 
 
+class Recalled(Message):
+    """The tensor is the payload; ``seal`` is as of the message with which it is sent, empty of targets."""
+
+    seal: Seal = b""
+
+
 class Evaluate(Message):
     """A trainer asks a replica of stage ``hop`` for its output of rows that nobody learns from, computed with the
     parameters with which the open step began: nothing is dropped, kept or added. The payload is the stage's input,
@@ -131,23 +142,32 @@ class ProbeRequest(Message):
 
 
 class Output(JourneyMessage):
-    """The last stage's output, back to the trainer."""
+    """The last stage's output, back to the trainer; ``seal`` as of :class:`Forward`."""
+
+    seal: SignatureField
 
 
 class InputGradient(JourneyMessage):
-    """The gradient of the first stage's input, back to the trainer: the way home ends here."""
+    """The gradient of the first stage's input, back to the trainer: the way home ends here. ``seal`` as of
+    :class:`Forward`."""
+
+    seal: SignatureField
 
 
 class HopReport(JourneyMessage):
     """A replica tells the trainer that a hop is done, and what it took. ``receipt`` signs a backward contribution; a
     backward without one has handed the gradient on, and its contribution is told later. ``again`` says that it was told
-    before, or is told once more later, and measures nothing."""
+    before, or is told once more later, and measures nothing. With the receipt come the hashes that it signs
+    (``content``, see :class:`~swarm.pipeline.seals.Content`), and the signatures under the input and the gradient that
+    came, by whom they came from."""
 
     hop: StageField
     direction: Direction
     queued_s: Seconds
     compute_s: Seconds
     receipt: Annotated[bytes, Field(max_length=64)] = b""
+    content: Annotated[bytes, Field(max_length=128)] = b""
+    seals: tuple[Seal, Seal] = (b"", b"")
     loss_sum: float = 0.0
     tokens: Count = 0
     again: bool = False
@@ -169,7 +189,7 @@ TARGETS = Rpc("pipeline/1/targets", Targets, Empty)
 BACKWARD = Rpc("pipeline/1/backward", Backward, Empty)
 RESEND = Rpc("pipeline/1/resend", Resend, Empty)
 ADOPT = Rpc("pipeline/1/adopt", Adopt, Empty)
-RECALL = Rpc("pipeline/1/recall", Recall, Empty)
+RECALL = Rpc("pipeline/1/recall", Recall, Recalled)
 DROP = Rpc("pipeline/1/drop", Drop, Empty)
 EVALUATE = Rpc("pipeline/1/evaluate", Evaluate, Evaluated)
 ATTEND = Rpc("pipeline/1/attend", ProbeRequest, Empty)
@@ -179,4 +199,4 @@ OUTPUT = Rpc("trainer/1/output", Output, Empty)
 GRADIENT = Rpc("trainer/1/gradient", InputGradient, Empty)
 HOP = Rpc("trainer/1/hop", HopReport, Empty)
 BLOCKED = Rpc("trainer/1/blocked", Blocked, Empty)
-TRAINER_RECALL = Rpc("trainer/1/recall", TrainerRecall, Empty)
+TRAINER_RECALL = Rpc("trainer/1/recall", TrainerRecall, Recalled)

@@ -15,16 +15,16 @@ from typing import Any
 
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation
-from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.ids import JourneyKey, MicrobatchId, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload, RequestT, Rpc
 from swarm.pipeline.compute import Material
-from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Recall, TrainerRecall, TrainerWhat, What
+from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Recall, Recalled, TrainerRecall, TrainerWhat, What
+from swarm.pipeline.seals import Across, Sealed, hash_of
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.table import MicrobatchTable
-from swarm.schema import Empty
 from swarm.waiting import retry_while_busy
 
 MAX_RECALLS = 16
@@ -48,6 +48,11 @@ class Errand:
     def of(cls, state: MicrobatchState, within_s: float) -> Errand:
         """Along the microbatch's route as it is now."""
         return cls(state.work, state.route, within_s, state.key.after)
+
+    def across(self, hop: int, what: What) -> Across:
+        """Return the way of a stage's output, or of its input's gradient, to the stage ``hop``."""
+        key = JourneyKey(self.work.step, self.work.microbatch, 0, self.after)
+        return Across(key, hop, "forward" if what == "output" else "backward")
 
     @property
     def nested(self) -> Errand:
@@ -81,7 +86,7 @@ class Recalls:
 
     # --- giving --------------------------------------------------------------------------------------------------
 
-    async def answer(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Empty]:
+    async def answer(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Recalled]:
         """``pipeline/1/recall``, after admission. Raises Busy, or Refused with the reason where a chain is broken."""
         if self._open[body.what] >= MAX_RECALLS:
             raise Busy(f"{self._open[body.what]} recalls are under way")
@@ -98,7 +103,9 @@ class Recalls:
             self._open[body.what] -= 1
         if payload is None:
             raise Refused("token ids have no gradient")
-        return Answer(Empty(), payload)
+        hop = self._settings.stage + (1 if body.what == "output" else -1)
+        seal = self._context.seals.seal(errand.across(hop, body.what), await hash_of(payload))
+        return Answer(Recalled(seal=seal), payload)
 
     async def output(self, errand: Errand) -> Payload:
         """This stage's output. Raises Missing, or what computing raises."""
@@ -144,9 +151,9 @@ class Recalls:
         if state is not None and state.tensors.input is not None:
             return state.tensors.input
         hop = self._settings.stage - 1
-        payload = await self._fetch(errand, hop, "output")
+        payload, sealed = await self._fetch(errand, hop, "output")
         if state is not None and not state.dropped and state.tensors.input is None:
-            state.tensors.input = payload
+            state.fetched_input(payload, sealed)
             self._table.retention.hold(state)
         return payload
 
@@ -156,16 +163,15 @@ class Recalls:
         if state is not None and state.tensors.gradient is not None:
             return state.tensors.gradient
         hop = self._settings.stage + 1
-        payload = await self._fetch(errand, hop, "gradient")
+        payload, sealed = await self._fetch(errand, hop, "gradient")
         if state is not None and not state.dropped and state.tensors.gradient is None:
-            self._keep_gradient(state, payload, errand)
+            self._keep_gradient(state, payload, sealed, errand)
         return payload
 
-    def _keep_gradient(self, state: MicrobatchState, payload: Payload, errand: Errand) -> None:
-        state.tensors.gradient = payload
-        state.tensors.gradient_sender = (
-            errand.work.microbatch.trainer if self._settings.last else errand.route[self._settings.stage + 1]
-        )
+    def _keep_gradient(self, state: MicrobatchState, payload: Payload, sealed: Sealed, errand: Errand) -> None:
+        trainer = errand.work.microbatch.trainer
+        sender = trainer if self._settings.last else errand.route[self._settings.stage + 1]
+        state.fetched_gradient(payload, sender, sealed)
         self._table.retention.hold(state)
 
     async def targets(self, errand: Errand) -> Payload:
@@ -173,46 +179,52 @@ class Recalls:
         state = self._table.find(errand.work)
         if state is not None and state.tensors.targets is not None:
             return state.tensors.targets
-        payload = await self._fetch(errand, self._settings.stage + 1, "targets")
+        payload, sealed = await self._fetch(errand, self._settings.stage + 1, "targets")
         if state is not None and not state.dropped and state.tensors.targets is None:
-            state.tensors.targets = payload
+            state.fetched_targets(payload, sealed)
             self._table.retention.hold(state)
         return payload
 
-    async def _fetch(self, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
+    async def _fetch(self, errand: Errand, hop: int, what: TrainerWhat) -> tuple[Payload, Sealed]:
         trainer = errand.work.microbatch.trainer
         peer = errand.route[hop] if 0 <= hop < self._settings.stages else trainer
         key = (errand.work, errand.after, what, peer)
-        payload: Payload = await self._once(key, lambda: self._ask_or_miss(peer, errand, hop, what))
-        return payload
+        fetched: tuple[Payload, Sealed] = await self._once(key, lambda: self._ask_or_miss(peer, errand, hop, what))
+        return fetched
 
-    async def _ask_or_miss(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
+    async def _ask_or_miss(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> tuple[Payload, Sealed]:
         try:
-            return await self._ask(peer, errand, hop, what)
+            payload, seal = await self._ask(peer, errand, hop, what)
+            if what == "targets":
+                return payload, Sealed(await hash_of(payload))
+            across = errand.across(self._settings.stage, what)
+            return payload, await self._context.seals.opened(peer, across, payload, seal)
         except PeerError as error:
             raise Missing(hop, peer, error) from error
 
-    async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
+    async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> tuple[Payload, bytes]:
         work = errand.work
         size = self._wire_bytes(work.ready_in, hop, what)
         fields: dict[str, Any] = {"step": work.step, "microbatch": work.microbatch, "after": errand.after}
         within_s = errand.nested.within_s
         if 0 <= hop < self._settings.stages and what != "targets":
             recall = Recall(**fields, route=errand.route, hop=hop, what=what)
-            payload = await self._insist(peer, RECALL, recall, size, within_s)
+            payload, seal = await self._insist(peer, RECALL, recall, size, within_s)
         else:
             home = TrainerRecall(**fields, route=errand.route, what=what)
-            payload = await self._insist(peer, TRAINER_RECALL, home, size, within_s)
+            payload, seal = await self._insist(peer, TRAINER_RECALL, home, size, within_s)
         if memoryview(payload).nbytes != size:
             raise Violation(f"{what} of {memoryview(payload).nbytes} bytes where {size} are expected", peer=peer)
-        return payload
+        return payload, seal
 
     async def _insist(
-        self, peer: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, size: int, within_s: float
-    ) -> Payload:
-        async def call() -> Payload:
-            _, payload = await self._context.endpoint.call(peer, rpc, body, timeout_s=within_s, max_reply_bytes=size)
-            return payload
+        self, peer: PeerId, rpc: Rpc[RequestT, Recalled], body: RequestT, size: int, within_s: float
+    ) -> tuple[Payload, bytes]:
+        async def call() -> tuple[Payload, bytes]:
+            reply, payload = await self._context.endpoint.call(
+                peer, rpc, body, timeout_s=within_s, max_reply_bytes=size
+            )
+            return payload, reply.seal
 
         return await retry_while_busy(call, self._context.clock, within_s=within_s)
 

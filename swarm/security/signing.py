@@ -132,11 +132,17 @@ def _base58_decode(text: str) -> bytes | None:
 # Replicas sign for the work they did, so that a trainer cannot invent it.
 
 
-def receipt_bytes(run: str, key: JourneyKey, stage: int, tokens: int = 0) -> bytes:
+def receipt_bytes(run: str, key: JourneyKey, stage: int, content: bytes, tokens: int = 0) -> bytes:
     """Return what a replica signs when it adds a microbatch's gradient to its open step, in whichever attempt.
 
-    It counts after the record ``key.after`` only, and with the ``tokens`` of the replica that computes the loss (0 of
-    others).
+    It counts after the record ``key.after`` only, for a ``content`` (the hashes of what was got and sent, see
+    :mod:`swarm.pipeline.seals`), and with the ``tokens`` of the replica that computes the loss (0 of others).
     """
-    fields = ("receipt", run, key.step, key.after, *key.microbatch, stage, tokens)
+    fields = ("receipt", run, key.step, key.after, *key.microbatch, stage, tokens, content.hex())
+    return "|".join(map(str, fields)).encode()
+
+
+def seal_bytes(run: str, key: JourneyKey, hop: int, direction: str, hashed: bytes) -> bytes:
+    """Return what a peer signs when it sends a tensor with this hash to the stage ``hop``, in whichever attempt."""
+    fields = ("sends", run, key.step, key.after, *key.microbatch, hop, direction, hashed.hex())
     return "|".join(map(str, fields)).encode()

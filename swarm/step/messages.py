@@ -55,13 +55,20 @@ class Leased(Message):
     reason: Annotated[str, StringConstraints(max_length=200)]
 
 
+class SignedReceipt(Message):
+    """A replica's signature that it added a microbatch, and the hashes of what it got and sent, which it signs too."""
+
+    content: Annotated[bytes, Field(min_length=128, max_length=128)]
+    signature: SignatureField
+
+
 class Complete(Message):
-    """A journey came home; ``receipts`` are the replicas' signatures in the order of the stages."""
+    """A journey came home; ``receipts`` are the replicas' in the order of the stages."""
 
     step: Count
     term: Count
     contribution: Contribution
-    receipts: Annotated[tuple[SignatureField, ...], Field(max_length=1024)]
+    receipts: Annotated[tuple[SignedReceipt, ...], Field(max_length=1024)]
 
 
 class Quarantine(Message):

@@ -35,6 +35,7 @@ from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.boundary import BoundarySpecs, RowNotes
 from swarm.pipeline.compute import StageCompute
+from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.flight import InFlight
@@ -137,6 +138,7 @@ class Host:
             device=machine.device,
             compute=StageCompute(self._part, machine.specs, machine.device.torch_device),
             sign=machine.sign,
+            seals=Seals(RUN, machine.sign, verify),
             events=machine.recorder,
             clock=machine.clock,
         )
@@ -289,6 +291,7 @@ class Feeder:
             events=machine.recorder,
             clock=machine.clock,
             verify=verify,
+            seals=Seals(RUN, machine.sign, verify),
             suspect=machine.watch.suspect,
         )
         self._trainer = Trainer(

@@ -14,13 +14,13 @@ from peers.chaos.invariants.microbatches import prefix_problem
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId, stage_of
-from swarm.step.messages import COMPLETE, Complete
+from swarm.step.messages import COMPLETE, Complete, SignedReceipt
 from tests.harness.rigs.common import set_aside
 from tests.properties.bookkeeping import NO, RULES, STAGES, TRAINERS, Blocked, Books, Feeder
 
 PEERS = [*STAGES[0], *STAGES[1], *TRAINERS]
 SECONDS = {peer: 0.1 * (1 + index) for replicas in STAGES for index, peer in enumerate(replicas)}
-RECEIPTS = (b"r" * 64, b"r" * 64)
+RECEIPTS = (SignedReceipt(content=bytes(128), signature=b"r" * 64),) * 2
 MAX_TURNS = 60
 """Of all trainers together, to fill a batch of 6."""
 which = st.integers(0, 10**6)

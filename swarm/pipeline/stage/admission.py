@@ -16,6 +16,7 @@ from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.messages import Adopt, Backward, Evaluate, Forward, JourneyMessage, Recall, Resend, Targets
 from swarm.pipeline.retention import RETENTION_BYTES
+from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.table import MicrobatchTable
 
@@ -73,12 +74,13 @@ class StageSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """What a replica works with. ``sign`` signs receipts with this peer's key."""
+    """What a replica works with. ``seals`` signs with this peer's key what it sends, ``sign`` its receipts."""
 
     endpoint: Endpoint
     device: Device
     compute: StageCompute
     sign: Callable[[bytes], bytes]
+    seals: Seals
     events: EventSink
     clock: Clock
 

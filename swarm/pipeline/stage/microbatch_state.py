@@ -22,6 +22,7 @@ from swarm.network.protocols import Payload
 from swarm.pipeline.compute import Graph, Rest
 from swarm.pipeline.messages import Direction, JourneyMessage
 from swarm.pipeline.retention import payload_bytes
+from swarm.pipeline.seals import NOTHING, Content, Sealed
 
 Work = Direction | Literal["weights"]
 """A piece of work on one microbatch. ``weights`` is what a backward left to do for the gradients of its parameters."""
@@ -99,6 +100,21 @@ class Tensors:
     rest: Rest | None = None
 
 
+@dataclass(slots=True)
+class Hashes:
+    """What came and what was sent last, for the receipt; it outlives the tensors."""
+
+    input: Sealed = Sealed()
+    gradient: Sealed = Sealed()
+    output: bytes = NOTHING
+    sent: bytes = NOTHING
+
+    @property
+    def content(self) -> Content:
+        """Return what a receipt signs."""
+        return Content(self.input.hash, self.output, self.gradient.hash, self.sent)
+
+
 @dataclass(slots=True, eq=False)
 class MicrobatchState:
     """One microbatch at one replica. Implements :class:`~swarm.pipeline.retention.Retained`."""
@@ -107,6 +123,7 @@ class MicrobatchState:
     route: tuple[PeerId, ...]
     early: bool = False
     tensors: Tensors = field(default_factory=Tensors)
+    hashes: Hashes = field(default_factory=Hashes)
     phase: Phase = Phase.EXPECTED
     forward_attempt: int = -1  # that of the admitted forward
     expires: float = 0.0  # until then the payload of an admitted forward or gradient may still come
@@ -189,26 +206,44 @@ class MicrobatchState:
             self.key, self.route = body.key, route
         return newer
 
-    def take_input(self, attempt: int, payload: Payload) -> None:
+    def take_input(self, attempt: int, payload: Payload, sealed: Sealed) -> None:
         """Its forward came. Raises Refused when another was admitted meanwhile."""
         if self.forward_attempt != attempt:
             raise Refused("this forward is not awaited any more")
-        self.tensors.input = payload
+        self.fetched_input(payload, sealed)
         self._move(Phase.RECEIVED)
 
-    def take_targets(self, payload: Payload) -> bool:
+    def fetched_input(self, payload: Payload, sealed: Sealed) -> None:
+        """Its input is here. What was added keeps the hash of what it was computed from."""
+        self.tensors.input = payload
+        if not self.accumulated:
+            self.hashes.input = sealed
+
+    def take_targets(self, payload: Payload, sealed: Sealed) -> bool:
         """Its targets came. Return whether they are news: a trainer that comes back to a replica brings them again."""
         if self.accumulated or self.tensors.targets is not None:
             return False
-        self.tensors.targets = payload
+        self.fetched_targets(payload, sealed)
         return True
 
-    def take_gradient(self, payload: Payload, sender: PeerId) -> bool:
+    def fetched_targets(self, payload: Payload, sealed: Sealed) -> None:
+        """Its targets are here."""
+        self.tensors.targets = payload
+        if not self.accumulated:
+            self.hashes.gradient = sealed
+
+    def take_gradient(self, payload: Payload, sender: PeerId, sealed: Sealed) -> bool:
         """The gradient of its output came. Return whether it is news."""
         if self.accumulated or self.tensors.gradient is not None:
             return False
-        self.tensors.gradient, self.tensors.gradient_sender = payload, sender
+        self.fetched_gradient(payload, sender, sealed)
         return True
+
+    def fetched_gradient(self, payload: Payload, sender: PeerId, sealed: Sealed) -> None:
+        """The gradient of its output is here."""
+        self.tensors.gradient, self.tensors.gradient_sender = payload, sender
+        if not self.accumulated:
+            self.hashes.gradient = sealed
 
     def after_input(self, needs_targets: bool) -> Next:
         """Decide what follows when its input or, where the loss is computed, its targets have come."""

@@ -24,6 +24,7 @@ from swarm.pipeline.messages import (
     Output,
 )
 from swarm.pipeline.recall import Errand, Missing, Recalls
+from swarm.pipeline.seals import Across, hash_of
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.schema import Empty
@@ -46,28 +47,32 @@ class Sender:
 
     async def send_output(self, state: MicrobatchState, output: Payload) -> None:
         """The output, to the next stage or home. Under way, the microbatch may be sent along another route."""
+        hashed = state.hashes.output = await hash_of(output)
         key, route, hop = state.key, state.route, self._settings.stage + 1
         fields: dict[str, Any] = key._asdict()
+        seal = self._context.seals.seal(Across(key, hop, "forward"), hashed)
         try:
             if self._settings.last:
-                await self._home(key, OUTPUT, Output(**fields), output)
+                await self._home(key, OUTPUT, Output(**fields, seal=seal), output)
                 state.tensors.output = None
             else:
-                await self._send(route[hop], FORWARD, Forward(**fields, route=route, hop=hop), output)
+                await self._send(route[hop], FORWARD, Forward(**fields, route=route, hop=hop, seal=seal), output)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "forward", error)
 
     async def send_gradient(self, state: MicrobatchState, gradient: Payload | None) -> None:
-        """The input's gradient, to the stage before or home; nothing where the input was token ids."""
+        """The input's gradient, to the stage before or home; nothing where the input was token ids. Its hash is
+        noted."""
         key, route, hop = state.key, state.route, self._settings.stage - 1
         fields: dict[str, Any] = key._asdict()
         if gradient is None:
             return
+        seal = self._context.seals.seal(Across(key, hop, "backward"), state.hashes.sent)
         if self._settings.first:
-            await self._home(key, GRADIENT, InputGradient(**fields), gradient)
+            await self._home(key, GRADIENT, InputGradient(**fields, seal=seal), gradient)
             return
         try:
-            upstream = Backward(**fields, route=route, hop=hop)
+            upstream = Backward(**fields, route=route, hop=hop, seal=seal)
             await self._hand_back(route[hop], BACKWARD, upstream, gradient)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "backward", error)
@@ -92,6 +97,7 @@ class Sender:
         except PeerError as error:
             await self.report_blocked(state.key, state.route, self._settings.stage, "backward", error)
         else:
+            state.hashes.sent = await hash_of(gradient)
             await self.send_gradient(state, gradient)
 
     async def _home(self, key: JourneyKey, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
@@ -124,10 +130,12 @@ class Sender:
 
     async def report_backward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
         """A contribution was added: with the receipt, and where the loss is computed the loss."""
-        key, stage = state.key, self._settings.stage
         loss_sum, tokens = state.loss
-        receipt = self._context.sign(receipt_bytes(self._settings.run, key, stage, tokens))
-        await self._report(state, "backward", took, receipt=receipt, loss_sum=loss_sum, tokens=tokens)
+        content, came = state.hashes.content.to_wire(), state.hashes
+        signed = receipt_bytes(self._settings.run, state.key, self._settings.stage, content, tokens)
+        contributed = {"receipt": self._context.sign(signed), "loss_sum": loss_sum, "tokens": tokens}
+        seals = (came.input.signature, came.gradient.signature)
+        await self._report(state, "backward", took, content=content, seals=seals, **contributed)
 
     async def _report(
         self, state: MicrobatchState, direction: Direction, took: tuple[float, float] | None, **contributed: Any

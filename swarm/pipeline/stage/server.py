@@ -36,11 +36,13 @@ from swarm.pipeline.messages import (
     Forward,
     ProbeRequest,
     Recall,
+    Recalled,
     Resend,
     Targets,
 )
 from swarm.pipeline.recall import Errand, Missing, Recalls
 from swarm.pipeline.retention import HeldOfMicrobatches
+from swarm.pipeline.seals import Across, Sealed, hash_of
 from swarm.pipeline.settle import Assigned, StageSettling, settle
 from swarm.pipeline.stage.admission import AdmissionRules, Participants, StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
@@ -90,6 +92,8 @@ class StageServer:
     # The payload of an admitted message takes its time: what admission found may have changed meanwhile.
 
     async def _on_forward(self, caller: PeerId, body: Forward, incoming: Incoming) -> Answer[Empty]:
+        across = Across(body.key, body.hop, "forward")
+        sealed = await self._context.seals.opened(caller, across, incoming.payload, body.seal)
         self._rules.journey(body, body.route)
         state = self._table.of(body)
         if state is None:
@@ -98,23 +102,26 @@ class StageServer:
             _, newer = self._table.note(body, body.route)
             self._do(state, state.after_forward_again(newer, hosted=self._settings.specs.hosted))
             return TAKEN
-        state.take_input(body.attempt, incoming.payload)
+        state.take_input(body.attempt, incoming.payload, sealed)
         self._table.retention.hold(state)
         self._do(state, state.after_input(self._settings.computes_loss))
         return TAKEN
 
     async def _on_targets(self, caller: PeerId, body: Targets, incoming: Incoming) -> Answer[Empty]:
+        sealed = Sealed(await hash_of(incoming.payload))
         self._rules.journey(body, body.route)
         state, _ = self._table.note(body, body.route)
-        if state.take_targets(incoming.payload):
+        if state.take_targets(incoming.payload, sealed):
             self._table.retention.hold(state)
             self._do(state, state.after_input(self._settings.computes_loss))
         return TAKEN
 
     async def _on_backward(self, caller: PeerId, body: Backward, incoming: Incoming) -> Answer[Empty]:
+        across = Across(body.key, body.hop, "backward")
+        sealed = await self._context.seals.opened(caller, across, incoming.payload, body.seal)
         self._rules.journey(body, body.route)
         state, newer = self._table.note(body, body.route)
-        if state.take_gradient(incoming.payload, caller):
+        if state.take_gradient(incoming.payload, caller, sealed):
             self._table.retention.hold(state)
         self._do(state, state.after_gradient(newer and caller == body.microbatch.trainer))
         return TAKEN
@@ -145,7 +152,7 @@ class StageServer:
         self._send(self._adopt(state, body.within_s, pass_on=body.pass_on))
         return DONE
 
-    async def _on_recall(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Empty]:
+    async def _on_recall(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Recalled]:
         self._rules.recall(caller, body)
         return await self._recalls.answer(caller, body, incoming)
 

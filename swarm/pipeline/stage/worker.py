@@ -19,6 +19,7 @@ from swarm.network.protocols import Payload
 from swarm.phases import Phases, advance
 from swarm.pipeline.compute import Contributed, Graph, Material
 from swarm.pipeline.messages import Direction
+from swarm.pipeline.seals import hash_of
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Work
@@ -167,6 +168,7 @@ class Worker:
 
         result = await self._compute(state, compute(), self._adding)
         self._tell_of(state, sender, result.far)
+        state.hashes.sent = await hash_of(result.gradient)
         if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
             return
         self._added(state, self._took("backward", queued, started))
@@ -180,6 +182,7 @@ class Worker:
         work = self._context.compute.turn_back(material, graph, sender)
         contributed, rest = await self._compute(state, work, nullcontext())
         self._tell_of(state, sender, contributed.far)
+        state.hashes.sent = await hash_of(contributed.gradient)
         if state.dropped:
             return
         state.took = self._took("backward", queued, started)

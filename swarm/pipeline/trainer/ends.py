@@ -8,18 +8,18 @@ from typing import Any
 
 from swarm.compression.dense import INT32
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation, WrongStep
-from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.ids import JourneyKey, MicrobatchId, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload
 from swarm.pipeline.batch import Batch, BatchSource
 from swarm.pipeline.boundary import RowNotes, going_forward
 from swarm.pipeline.compute import EndsCompute, EndsMaterial
-from swarm.pipeline.messages import RECALL, Recall, TrainerRecall, What
+from swarm.pipeline.messages import RECALL, Recall, Recalled, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
+from swarm.pipeline.seals import Across, hash_of
 from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.trainer.journey import IssuedMicrobatch, JourneyContext
 from swarm.pipeline.window import StepWindow
-from swarm.schema import Empty
 from swarm.waiting import retry_while_busy
 
 
@@ -65,7 +65,7 @@ class TrainerEnds:
 
     # --- giving again --------------------------------------------------------------------------------------------
 
-    async def answer(self, caller: PeerId, body: TrainerRecall, incoming: Incoming) -> Answer[Empty]:
+    async def answer(self, caller: PeerId, body: TrainerRecall, incoming: Incoming) -> Answer[Recalled]:
         """``trainer/1/recall``. Raises Busy, WrongStep, or Refused with the reason why it cannot be given."""
         self._check_caller(caller, body)
         if self._recalls >= 2 * MAX_RECALLS:
@@ -78,13 +78,22 @@ class TrainerEnds:
             need = _Need(
                 self._find(work), tuple(map(PeerId, body.route)), max(0.01, min(left_s, self._context.send_timeout_s))
             )
-            return Answer(Empty(), await self._give(need, body.what))
+            payload = await self._give(need, body.what)
+            return Answer(Recalled(seal=await self._seal(body, payload)), payload)
         except (Busy, WrongStep):
             raise
         except PeerError as error:
             raise Refused(f"the trainer: {error}"[:400]) from error
         finally:
             self._recalls -= 1
+
+    async def _seal(self, body: TrainerRecall, payload: Payload) -> bytes:
+        if body.what == "targets":
+            return b""
+        key = JourneyKey(body.step, body.microbatch, 0, body.after)
+        out = body.what == "output"
+        across = Across(key, 0, "forward") if out else Across(key, self._context.stages - 1, "backward")
+        return self._context.seals.seal(across, await hash_of(payload))
 
     def _check_caller(self, caller: PeerId, body: TrainerRecall) -> None:
         stages = self._context.stages

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Direction
+from swarm.pipeline.seals import Content, Shown
 from swarm.pipeline.trainer.pace import ReplicaChoice, Work
 from swarm.waiting import ExponentialBackoff, doubled
 
@@ -112,9 +113,12 @@ class Directive(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A replica's signature that it added the microbatch; with hosted ends the last stage's loss."""
+    """A replica's signature that it added the microbatch, with what it got and sent for that and the signatures under
+    what it got; with hosted ends the last stage's loss."""
 
     signature: bytes
+    content: Content = Content()
+    seals: tuple[bytes, bytes] = (b"", b"")
     loss_sum: float = 0.0
     tokens: int = 0
 
@@ -160,6 +164,11 @@ class RouteState:
         self.back = False
         self.home = False
         """Whether the first stage's gradient is here, or none is awaited."""
+
+    def shown(self) -> list[Shown]:
+        """Return what the replicas of the route say that they got and sent, of a microbatch that all have added."""
+        added = [(hop, hop.receipts[hop.replica]) for hop in self.hops]
+        return [Shown(hop.replica, frozenset(hop.named), said.content, said.seals) for hop, said in added]
 
     def extend(self, peer: PeerId) -> None:
         """Choose the replica of the next stage."""

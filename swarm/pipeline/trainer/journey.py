@@ -11,13 +11,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from swarm.clock import Clock
 from swarm.compression.dense import INT32
 from swarm.device import Device
 from swarm.errors import PeerError, Refused, SwarmError, Violation
-from swarm.events import EventSink, GradientsFarOut, HopMoved, JourneyStarted
+from swarm.events import EventSink, GradientsFarOut, HopDiffers, HopMoved, JourneyStarted
 from swarm.ids import ENDS, JourneyKey, PeerId, RunId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Endpoint, Payload, Rpc
@@ -42,6 +42,7 @@ from swarm.pipeline.messages import (
     Targets,
 )
 from swarm.pipeline.retention import payload_bytes
+from swarm.pipeline.seals import NOTHING, Across, Check, Content, Sealed, Seals, Shown, differing, hash_of
 from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules
 from swarm.pipeline.trainer.hops import (
     Directive,
@@ -73,13 +74,6 @@ RPCS: dict[str, tuple[Rpc[Any, Empty], type[JourneyMessage]]] = {
 """Verb of a call → how it is made, and with what."""
 
 
-class ReceiptCheck(Protocol):
-    """Verifies a signature by a peer."""
-
-    def __call__(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
-        """Return whether ``signature`` over ``data`` is ``peer``'s."""
-
-
 @dataclass(slots=True, kw_only=True)
 class JourneyContext:
     """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``seed`` is the
@@ -95,7 +89,8 @@ class JourneyContext:
     replicas: ReplicaChoice
     events: EventSink
     clock: Clock
-    verify: ReceiptCheck
+    verify: Check
+    seals: Seals
     suspect: Callable[[PeerId, str], None]
     seed: int = 0
     target: int = 0
@@ -134,7 +129,7 @@ class FinishedJourney:
     route: tuple[PeerId, ...]
     tokens: int
     loss_sum: float
-    receipts: tuple[bytes, ...]
+    receipts: tuple[Receipt, ...]
     seconds: float
     queued_s: float
     compute_s: dict[int, float]
@@ -221,6 +216,8 @@ class Journey:
         self._first: Payload = b""  # what the first stage is sent
         self._targets: Payload = b""  # hosted ends: what the last one is sent
         self._output: Payload = b""
+        self._sent = Content()  # our own tensors: the output and its gradient are what the stages get
+        self._came = {"output": Sealed(), "gradient": Sealed()}
         self._graph: Any = None  # of the embedding
         self._head: Any = None  # what the head is to add
         self._home_from: PeerId | None = None  # who sent the gradient home
@@ -258,6 +255,7 @@ class Journey:
                 if state.phase is JourneyPhase.LOSS:
                     await self._loss()
             await self._past(JourneyPhase.BACKWARD)
+            self._compare()
             if state.phase is JourneyPhase.ADDING:
                 await self._add()
         except Poisoned as poison:
@@ -268,6 +266,25 @@ class Journey:
         if state.phase is JourneyPhase.VOID:
             raise Poisoned(state.why)
         return self._finished()
+
+    def _compare(self) -> None:
+        """Compare what the neighbours on the route say of what went from one to the other, once all have added it. Of
+        what they do not agree about nothing counts: who differs is named, and left out for a while."""
+        if self._state.phase not in (JourneyPhase.ADDING, JourneyPhase.COMPLETE):
+            return
+        me, hops = self._context.endpoint.peer, self._state.way.shown()
+        first = Content(output=self._sent.output, gradient=self._came["gradient"].hash)
+        last = Content(input=self._came["output"].hash, sent=self._sent.sent)
+        before = Shown(me, frozenset([me]), first, (b"", self._came["gradient"].signature))
+        behind = Shown(me, frozenset([me]), last, (self._came["output"].signature, b""))
+        found = differing(self._context.seals, self.key, [before, *hops, behind])
+        if found is None:
+            return
+        step, microbatch, _ = self._kept.work
+        stage, peer, why = found
+        self._context.events.emit(HopDiffers(step=step, microbatch=microbatch, peer=peer, stage=stage, reason=why))
+        self._context.replicas.wiring.fail(stage, peer, now=self._now(), reason=why)
+        raise Poisoned(f"stage {stage}: {peer} {why}")
 
     async def _past(self, phase: JourneyPhase) -> None:
         """Wait until the journey is past a phase; what fails meanwhile is repaired."""
@@ -292,7 +309,7 @@ class Journey:
             route=self.route,
             tokens=counts.tokens,
             loss_sum=counts.loss_sum,
-            receipts=tuple(receipt.signature for receipt in receipts),
+            receipts=tuple(receipts),
             seconds=self._now() - self._started,
             queued_s=self._queued_s,
             compute_s=self._compute_s,
@@ -345,12 +362,14 @@ class Journey:
         if ends is None:
             self._first = self._context.specs.joined(INT32.encode(batch.inputs, going_forward(of)), RowNotes.of(batch))
             self._targets = INT32.encode(batch.targets, going_forward(of))
+            self._sent = self._sent._replace(sent=await hash_of(self._targets))
         else:
             seed = dropout_seed(self._context.seed, batch.id)
             try:
                 self._first, self._graph = await self._on_device(ends.embed, batch.inputs, seed, of, RowNotes.of(batch))
             except Violation as error:  # not finite, and nothing has come yet from anybody
                 raise OwnFailure(f"the trainer's own part: {error.reason}") from error
+        self._sent = self._sent._replace(output=await hash_of(self._first))
         self._hooks.attend(self.route)
         self._do(self._state.embedded(self._now()))
 
@@ -365,7 +384,8 @@ class Journey:
             self._do(self._state.output_unusable(error, self._now()))
             return
         loss_sum, tokens, kept.loss_gradient, self._head = found
-        self._counts, kept.output = Receipt(b"", loss_sum, tokens), output
+        self._counts, kept.output = Receipt(b"", loss_sum=loss_sum, tokens=tokens), output
+        self._sent = self._sent._replace(sent=await hash_of(kept.loss_gradient))
         self._do(self._state.loss_computed(self._now()))
 
     async def _add(self) -> None:
@@ -420,7 +440,12 @@ class Journey:
         about: dict[str, Any] = self.key._asdict() | {"attempt": send.attempt, "route": send.route, "hop": send.at}
         if send.verb == "adopt":
             about |= {"within_s": send.within_s, "pass_on": send.pass_on}
-        payload = {"forward": self._first, "backward": self._kept.loss_gradient}.get(send.verb) or b""
+        payload: Payload = b""
+        if send.verb in ("forward", "backward"):
+            out = send.verb == "forward"
+            gradient = self._kept.loss_gradient or b""
+            payload, hashed = (self._first, self._sent.output) if out else (gradient, self._sent.sent)
+            about["seal"] = self._context.seals.seal(Across(self.key, send.at, send.verb), hashed)
         await self._context.endpoint.call(send.peer, rpc, kind(**about), timeout_s=send.within_s, payload=payload)
 
     async def _supply(self, last: PeerId) -> None:
@@ -450,21 +475,22 @@ class Journey:
         """A replica is gone."""
         self._happened(self._state.lost(peer, reason, self._now()))
 
-    def deliver_output(self, caller: PeerId, attempt: int, payload: Payload) -> None:
+    def deliver_output(self, caller: PeerId, attempt: int, payload: Payload, sealed: Sealed) -> None:
         """The last stage's output arrived. Raises Refused for one that was never asked."""
         state, now = self._state, self._now()
         state.check_sender(caller, attempt, state.way.last, now)
         directives = state.output(caller, now)
         if directives:
-            self._output = payload
+            self._output, self._came["output"] = payload, sealed
             self._happened(directives)
 
-    def deliver_gradient(self, caller: PeerId, attempt: int, payload: Payload) -> None:
+    def deliver_gradient(self, caller: PeerId, attempt: int, payload: Payload, sealed: Sealed) -> None:
         """The first stage's input gradient arrived. Raises Refused from one that was never asked."""
         state = self._state
         state.check_sender(caller, attempt, 0, self._now())
         if state.phase is JourneyPhase.BACKWARD and not state.way.home:
             self._kept.gradient, self._home_from = payload, caller
+            self._came["gradient"] = sealed
             self._happened(state.gradient())
 
     def deliver_report(self, caller: PeerId, report: HopReport) -> None:
@@ -480,16 +506,20 @@ class Journey:
         if report.direction == "forward":
             self._happened(state.forwarded(report.hop, caller, now))
         else:
-            receipt = Receipt(report.receipt, report.loss_sum, report.tokens)
+            content = Content.from_wire(report.content)
+            receipt = Receipt(report.receipt, content, report.seals, report.loss_sum, report.tokens)
             self._happened(state.contributed(report.hop, caller, receipt, now))
 
     def _check_receipt(self, caller: PeerId, report: HopReport) -> None:
         """With hosted ends the last stage says what the step counts: what cannot be so is refused here, where another
         replica can be asked. The leader would refuse it as well, and the batch never be complete."""
         counts = self._context.ends is None and report.hop == self._state.way.last
-        expected = receipt_bytes(self._context.run, self.key, report.hop, report.tokens if counts else 0)
+        content, tokens = Content.from_wire(report.content), report.tokens if counts else 0
+        expected = receipt_bytes(self._context.run, self.key, report.hop, report.content, tokens)
         if not self._context.verify(caller, expected, report.receipt):
             raise Refused("the receipt's signature does not verify")
+        if NOTHING in (content.input, content.gradient):
+            raise Refused("a contribution to which nothing came")
         counted = int((self._kept.batch.targets >= 0).sum()) if counts else 0
         if counts and (report.tokens != counted or report.loss_sum < 0):
             raise Refused(f"a loss of {report.loss_sum} over {report.tokens} tokens of {counted}")

@@ -15,7 +15,7 @@ from swarm.clock import Clock
 from swarm.errors import DeadlineMissed, PeerError, Refused, StateError, Unreachable, WrongStep
 from swarm.events import JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId, StepWork
-from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming
+from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Payload
 from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.messages import (
@@ -34,6 +34,7 @@ from swarm.pipeline.messages import (
     What,
 )
 from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
+from swarm.pipeline.seals import Across, Sealed
 from swarm.pipeline.settle import Assigned, settle
 from swarm.pipeline.trainer.ends import TrainerEnds
 from swarm.pipeline.trainer.flight import InFlight
@@ -451,12 +452,20 @@ class Trainer:
         self._ends.check_size(what, self._window.work_of(body).ready_in, payload_bytes, caller)
 
     async def _on_output(self, caller: PeerId, body: Output, incoming: Incoming) -> Answer[Empty]:
-        self._find(body).deliver_output(caller, body.attempt, incoming.payload)
+        sealed = await self._opened(caller, body, incoming.payload)
+        self._find(body).deliver_output(caller, body.attempt, incoming.payload, sealed)
         return TAKEN
 
     async def _on_gradient(self, caller: PeerId, body: InputGradient, incoming: Incoming) -> Answer[Empty]:
-        self._deliver(body, lambda journey: journey.deliver_gradient(caller, body.attempt, incoming.payload))
+        sealed = await self._opened(caller, body, incoming.payload)
+        self._deliver(body, lambda journey: journey.deliver_gradient(caller, body.attempt, incoming.payload, sealed))
         return TAKEN
+
+    async def _opened(self, caller: PeerId, body: Output | InputGradient, payload: Payload) -> Sealed:
+        """Return the hash of what came home. Raises Violation."""
+        back = isinstance(body, InputGradient)
+        across = Across(body.key, -1 if back else self._context.stages, "backward" if back else "forward")
+        return await self._context.seals.opened(caller, across, payload, body.seal)
 
     async def _on_report(self, caller: PeerId, body: HopReport) -> Empty:
         self._deliver(body, lambda journey: journey.deliver_report(caller, body))

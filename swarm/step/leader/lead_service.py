@@ -140,8 +140,9 @@ class LeadService:
         key = JourneyKey(body.step, contribution.microbatch, 0, after[:AFTER_CHARS])
         for stage, (replica, receipt) in enumerate(zip(contribution.route, body.receipts, strict=True)):
             counts = self._hosted and stage == self._rules.stages - 1
-            signed = receipt_bytes(self._rules.run, key, stage, contribution.tokens if counts else 0)
-            if not self._verify(PeerId(replica), signed, receipt):
+            tokens = contribution.tokens if counts else 0
+            signed = receipt_bytes(self._rules.run, key, stage, receipt.content, tokens)
+            if not self._verify(PeerId(replica), signed, receipt.signature):
                 raise Violation(f"the receipt of stage {stage} is forged", peer=caller)
 
     # --- for those that join or leave ----------------------------------------------------------------------------

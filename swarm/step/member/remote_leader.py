@@ -19,7 +19,19 @@ from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls
 from swarm.step.member.position import Position
-from swarm.step.messages import AGAIN, ASIDE, COMPLETE, LEASE, RESUME, Complete, Feed, Lease, Quarantine, ResumeTrainer
+from swarm.step.messages import (
+    AGAIN,
+    ASIDE,
+    COMPLETE,
+    LEASE,
+    RESUME,
+    Complete,
+    Feed,
+    Lease,
+    Quarantine,
+    ResumeTrainer,
+    SignedReceipt,
+)
 from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
@@ -55,7 +67,7 @@ class TrainerBook:
     term: int = 0
     leased: int = 0
     ready: int = 0
-    reports: dict[MicrobatchId, tuple[Contribution, tuple[bytes, ...]]] = field(default_factory=dict)
+    reports: dict[MicrobatchId, tuple[Contribution, tuple[SignedReceipt, ...]]] = field(default_factory=dict)
     aside: dict[MicrobatchId, Quarantined] = field(default_factory=dict)
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -146,7 +158,7 @@ class RemoteLeader:
             return b""
         return sign(rows_bytes(self._at.rules.run, step, self._at.history.head_hash, rows))
 
-    async def complete(self, step: int, contribution: Contribution, receipts: tuple[bytes, ...]) -> None:
+    async def complete(self, step: int, contribution: Contribution, receipts: tuple[SignedReceipt, ...]) -> None:
         """Report a finished journey to the leader and the next in its succession; returns when the leader knows, and
         the other too or is not there. Raises WrongStep for a closed step, Refused for what is not counted."""
         book = self._opened(step)

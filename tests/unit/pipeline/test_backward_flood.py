@@ -15,6 +15,7 @@ from tests.harness.rigs.pipeline import (
     TRAINER,
     ReplicaScene,
     microbatch,
+    sealed,
     tensor,
     turns,
     working,
@@ -67,7 +68,7 @@ async def test_a_gradient_under_way_keeps_its_place() -> None:
     scene = await opened()
     async with working(scene.replica):
         for position in range(PLACES):
-            body = Backward(**scene.fields(position))
+            body = Backward(**scene.fields(position), seal=bytes(64))
             scene.arrive("backward", body, tensor(1.0), DOWN)
         with pytest.raises(Busy, match="under way"):
             await scene.forward(9)
@@ -91,7 +92,7 @@ async def test_what_its_trainer_asked_for_is_kept_for_the_next_attempt() -> None
     async with working(scene.replica):
         adopt = Adopt(**scene.fields(0, attempt=1, within_s=5.0))
         await turns(2)
-        bring = scene.arrive("backward", Backward(**scene.fields(0)), tensor(4.0), DOWN)
+        bring = scene.arrive("backward", sealed(Backward, DOWN, tensor(4.0), **scene.fields(0)), tensor(4.0), DOWN)
         await bring()
         await scene.trainer.call(ME, adopt)
         await eventually(lambda: scene.trainer.of("blocked"))

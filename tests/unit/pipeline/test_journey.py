@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from swarm.errors import BugError, Busy, Ending, PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import JourneyKey, PeerId
 from swarm.pipeline.messages import TARGETS, TRAINER_RECALL, Blocked, HopReport, InputGradient, Output, TrainerRecall
+from swarm.pipeline.seals import NOTHING, Content
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.security.signing import receipt_bytes
@@ -27,9 +29,11 @@ from tests.harness.rigs.pipeline import (
     enter,
     microbatch,
     quick,
+    sealed,
     sign,
     stop,
     tensor,
+    token_ids,
     turns,
 )
 
@@ -48,7 +52,8 @@ async def test_trainer_feeds_its_lease_and_every_stage_counts_each_microbatch_on
     assert set(crew.side.part.held) == everything
     for journey in leader.finished:
         for stage, (replica, receipt) in enumerate(zip(journey.route, journey.receipts, strict=True)):
-            assert receipt == sign(replica, receipt_bytes(RUN, journey.key, stage))
+            content = receipt.content.to_wire()
+            assert receipt.signature == sign(replica, receipt_bytes(RUN, journey.key, stage, content))
     assert len(crew.side.events.of(JourneyStarted)) == len(crew.side.events.of(JourneyCompleted)) == 9
     assert crew.side.trainer.cursor == (0, 9)
 
@@ -87,13 +92,13 @@ async def test_trainer_takes_nothing_late_of_a_lineage_that_was_given_up_and_giv
     feeding = asyncio.create_task(side.trainer.feed(1, FakeLeader(1)))
     await eventually(lambda: a.of("forward"))
     assert a.of("forward")[0].after == COUNTS
-    key = {"step": 1, "microbatch": microbatch(0), "attempt": 0}
+    key: Any = {"step": 1, "microbatch": microbatch(0), "attempt": 0}
     with pytest.raises(Refused, match="no such microbatch"):
-        await b.call(TRAINER, Output(**key, after=GIVEN_UP), tensor(3.0))
+        await b.call(TRAINER, sealed(Output, B0, tensor(3.0), **key, hop=2, after=GIVEN_UP), tensor(3.0))
     wanted = TrainerRecall(step=1, microbatch=microbatch(0), route=(A0, B0), what="output", after=GIVEN_UP)
     with pytest.raises(WrongStep, match="follows another record"):
         await a.endpoint.call(TRAINER, TRAINER_RECALL, wanted, timeout_s=5, max_reply_bytes=32)
-    await b.call(TRAINER, Output(**key, after=COUNTS), tensor(2.0))
+    await b.call(TRAINER, sealed(Output, B0, tensor(2.0), **key, hop=2, after=COUNTS), tensor(2.0))
     await stop(feeding)
 
 
@@ -178,6 +183,22 @@ async def test_trainer_ends_with_what_its_leader_object_raises(error: Exception)
 # --- replicas that only take notes -----------------------------------------------------------------------------------
 
 
+def _hash(value: float) -> bytes:
+    return blake3(tensor(value)).digest()
+
+
+CONTENTS = (
+    Content(_hash(1.0), _hash(2.0), _hash(2.0), _hash(1.0)),
+    Content(_hash(2.0), _hash(1.0), _hash(1.0), _hash(2.0)),
+)
+"""What both replicas got and sent: 1 between trainer and replica, 2 between the two."""
+HOSTED = (
+    CONTENTS[0]._replace(input=blake3(token_ids()).digest(), sent=NOTHING),
+    CONTENTS[1]._replace(output=NOTHING, gradient=blake3(token_ids()).digest()),
+)
+A0_SAID = CONTENTS[0].to_wire()
+
+
 class Walk:
     """One journey under way from ``tr`` through ``a0`` and ``b0``, which do nothing by themselves."""
 
@@ -208,12 +229,19 @@ class Walk:
         if verb == "hop":
             hop = 0 if by == A0 else 1
             tokens = changes.get("tokens", 0) if self._options.get("hosted") else 0
-            receipt = sign(by, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), hop, tokens))
+            content = (HOSTED if self._options.get("hosted") else CONTENTS)[hop].to_wire()
+            receipt = sign(by, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), hop, content, tokens))
             fields |= {"hop": hop, "direction": "backward", "queued_s": 0.0, "compute_s": 0.1, "receipt": receipt}
+            fields |= {"content": content}
         if verb == "blocked":
             fields |= {"hop": 1, "direction": "forward", "peer": B0, "code": "violation", "reason": "a value is NaN"}
         payload = (x if isinstance(x, bytes) else tensor(x)) if verb in ("output", "gradient") else b""
-        await self.boxes[by].call(TRAINER, kinds[verb](**(fields | changes)), payload)
+        if verb in ("output", "gradient"):
+            hop = 2 if verb == "output" else -1
+            body = sealed(kinds[verb], by, payload, **(fields | changes | {"hop": hop}))
+        else:
+            body = kinds[verb](**(fields | changes))
+        await self.boxes[by].call(TRAINER, body, payload)
 
     async def walk_home(self) -> None:
         await self.send(B0, "output")
@@ -228,6 +256,7 @@ FORGERIES: list[tuple[str, PeerId, str, dict[str, Any], type[PeerError]]] = [
     ("output of another stage", A0, "output", {}, Refused),
     ("output of a stranger", B1, "output", {}, Refused),
     ("output of an attempt to come", B0, "output", {"attempt": 1}, Refused),
+    ("output with nobody's signature", B0, "output", {"seal": bytes(64)}, Violation),
     ("output too long", B0, "output", {"x": tensor(1.0) + b"\0"}, Violation),
     ("output of an unknown microbatch", B0, "output", {"microbatch": microbatch(5)}, Refused),
     ("output of another step", B0, "output", {"step": 2}, Refused),
@@ -240,14 +269,20 @@ FORGERIES: list[tuple[str, PeerId, str, dict[str, Any], type[PeerError]]] = [
     ("report of an attempt to come", A0, "hop", {"attempt": 1}, Refused),
     ("report without a receipt", A0, "hop", {"receipt": b""}, Refused),
     ("report with a forged receipt", A0, "hop", {"receipt": bytes(64)}, Refused),
+    ("report with a receipt for other hashes", A0, "hop", {"content": CONTENTS[1].to_wire()}, Refused),
+    ("report of a contribution to which nothing came", A0, "hop",
+     {"content": bytes(128), "receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, bytes(128)))},
+     Refused),
+    ("report without hashes", A0, "hop", {"content": b""}, Violation),
     ("report with a receipt of another stage", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1))}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, A0_SAID))}, Refused),
     ("report with a receipt of another step", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(2, microbatch(0), 0), 0))}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(2, microbatch(0), 0), 0, A0_SAID))}, Refused),
     ("report with a receipt of another lineage", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0, "ab"), 0))}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0, "ab"), 0, A0_SAID))}, Refused),
     ("report with a receipt for tokens that only the loss counts", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, 3)), "tokens": 3}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, A0_SAID, 3)), "tokens": 3},
+     Refused),
     ("blocked by a stranger", B1, "blocked", {}, Refused),
     ("blocked by an attempt to come", A0, "blocked", {"attempt": 1}, Refused),
     ("blocked two hops away", A0, "blocked", {"hop": 3}, Refused),
@@ -312,8 +347,10 @@ async def test_trainer_given_a_gradient_that_is_no_number_sets_the_microbatch_as
     async with Walk() as walk:
         await walk.started()
         await walk.send(B0, "output")
-        for by in (B0, A0):
-            await walk.send(by, "hop")
+        await walk.send(B0, "hop")
+        said = CONTENTS[0]._replace(sent=_hash(NAN)).to_wire()
+        receipt = sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, said))
+        await walk.send(A0, "hop", content=said, receipt=receipt)
         await walk.send(A0, "gradient", x=NAN)
         await walk.leader.over.wait()
         assert walk.leader.aside == {microbatch(0): "the trainer's own part: a value is not finite in float32"}

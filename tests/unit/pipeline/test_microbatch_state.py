@@ -7,6 +7,7 @@ import pytest
 from swarm.errors import Busy, Refused
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Forward
+from swarm.pipeline.seals import Sealed
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Phase
 from swarm.pipeline.stage.table import MicrobatchTable
 from tests.harness.rigs.pipeline import DOWN, ME, ROUTE, UP, microbatch
@@ -15,7 +16,9 @@ OTHERS = (UP, ME, PeerId("another"))
 
 
 def forward(attempt: int = 0, route: tuple[str, ...] = ROUTE, *, step: int = 1, after: str = "") -> Forward:
-    return Forward(step=step, microbatch=microbatch(0), attempt=attempt, after=after, route=route, hop=1)
+    return Forward(
+        step=step, microbatch=microbatch(0), attempt=attempt, after=after, route=route, hop=1, seal=bytes(64)
+    )
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def state(table: MicrobatchTable) -> MicrobatchState:
 
 
 def received(state: MicrobatchState) -> MicrobatchState:
-    state.take_input(0, b"input")
+    state.take_input(0, b"input", Sealed())
     return state
 
 
@@ -68,7 +71,7 @@ def test_forward_that_ends_behind_its_backward_leaves_nothing(state: MicrobatchS
 
 
 def accumulated(state: MicrobatchState) -> MicrobatchState:
-    sent_on(state).take_gradient(b"gradient", DOWN)
+    sent_on(state).take_gradient(b"gradient", DOWN, Sealed())
     assert state.queue("backward", 2.0)
     assert state.start() == "backward"
     state.take_graph()
@@ -85,7 +88,7 @@ def test_microbatch_goes_through_its_phases(state: MicrobatchState) -> None:
     phases.append(state.phase)
     state.computed(b"output", object())
     phases.append(state.phase)
-    assert state.take_gradient(b"gradient", DOWN)
+    assert state.take_gradient(b"gradient", DOWN, Sealed())
     assert state.after_gradient(asked_anew=False).action is Action.QUEUE_BACKWARD
     state.queue("backward", 2.0)
     phases.append(state.phase)
@@ -107,9 +110,9 @@ def test_microbatch_goes_through_its_phases(state: MicrobatchState) -> None:
 
 
 def test_microbatch_on_a_hosted_last_stage_waits_for_both_halves(state: MicrobatchState) -> None:
-    assert state.take_targets(b"targets")
+    assert state.take_targets(b"targets", Sealed())
     assert state.after_input(needs_targets=True) == (Action.NOTHING, "its targets wait for its input")
-    assert not state.take_targets(b"others")
+    assert not state.take_targets(b"others", Sealed())
     assert received(state).after_input(needs_targets=True).action is Action.QUEUE_FORWARD
 
 
@@ -120,14 +123,14 @@ def test_microbatch_whose_input_came_first_waits_for_its_targets(state: Microbat
 def test_microbatch_whose_gradient_comes_while_it_is_computed_goes_back_at_once(state: MicrobatchState) -> None:
     received(state).queue("forward", 1.0)
     state.start()
-    state.take_gradient(b"gradient", DOWN)
+    state.take_gradient(b"gradient", DOWN, Sealed())
     assert state.after_gradient(asked_anew=False).action is Action.NOTHING
     assert state.computed(b"output", object()).action is Action.QUEUE_BACKWARD
     assert state.tensors.output is None
 
 
 def test_microbatch_of_which_only_a_gradient_came_is_fetched(state: MicrobatchState) -> None:
-    state.take_gradient(b"gradient", DOWN)
+    state.take_gradient(b"gradient", DOWN, Sealed())
     assert state.after_gradient(asked_anew=False) == (Action.FETCH, "its gradient came and nothing else")
     state.adopting = True
     assert state.after_gradient(asked_anew=True).action is Action.NOTHING
@@ -180,7 +183,7 @@ def test_microbatch_goes_back_once_and_is_not_computed_when_it_is_in_the_sum(sta
 def test_microbatch_that_was_taken_out_begins_anew_when_it_comes_again(state: MicrobatchState) -> None:
     accumulated(state).take_out()
     assert (state.here, state.complete, state.under_way(0.0)) == (False, True, False)
-    state.take_input(0, b"input")
+    state.take_input(0, b"input", Sealed())
     assert (state.phase, state.complete, state.under_way(0.0)) == (Phase.RECEIVED, False, True)
 
 
@@ -194,7 +197,7 @@ def test_table_follows_a_newer_attempt_and_refuses_an_older(table: MicrobatchTab
     with pytest.raises(Busy):
         table.note(forward(2, after="abcdef"), ROUTE)
     with pytest.raises(Refused, match="not awaited"):
-        state.take_input(1, b"input")
+        state.take_input(1, b"input", Sealed())
 
 
 def test_table_says_why_a_microbatch_left_it(table: MicrobatchTable, state: MicrobatchState) -> None:

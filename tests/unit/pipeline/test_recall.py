@@ -135,7 +135,10 @@ async def test_adopting_again_what_is_added_tells_again_and_adds_nothing(scene: 
     assert scene.up.payloads("backward") == [5.0, 5.0]
     back = [report for report in scene.trainer.of("hop") if report.direction == "backward"]
     assert [report.again for report in back] == [False, True]
-    assert all(verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1), report.receipt) for report in back)
+    assert all(
+        verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, report.content), report.receipt)
+        for report in back
+    )
     assert len(scene.replica.events.of(Accumulated)) == 1
 
 

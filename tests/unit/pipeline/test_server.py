@@ -29,6 +29,7 @@ from tests.harness.rigs.pipeline import (
     ReplicaScene,
     microbatch,
     places,
+    sealed,
     spoil,
     tensor,
     token_ids,
@@ -52,7 +53,7 @@ async def test_server_computes_passes_on_and_signs(scene: ReplicaScene) -> None:
     assert scene.part.held == {microbatch(0): 32.0}
     out, back = scene.trainer.of("hop")
     assert (out.direction, out.receipt) == ("forward", b"")
-    assert verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1), back.receipt)
+    assert verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, back.content), back.receipt)
     assert [event.part for event in scene.replica.events.of(Accumulated)] == ["stage-1"]
 
 
@@ -81,6 +82,14 @@ async def test_server_refuses_a_forward(scene: ReplicaScene, changes: tuple[dict
     assert len(scene.server._table) == 0
 
 
+async def test_server_computes_nothing_of_an_activation_that_its_sender_did_not_sign(scene: ReplicaScene) -> None:
+    for attempt, seal in enumerate((bytes(64), sealed(Forward, UP, tensor(2.0), **scene.fields()).seal)):
+        with pytest.raises(Violation, match="not of what was sent"):
+            await scene.forward(0, x=1.0, attempt=attempt, seal=seal)
+    await scene.there(0, x=1.0, attempt=2)
+    assert scene.down.payloads("forward") == [2.0]
+
+
 BACKWARD_LIES = [
     ("by the wrong neighbour", {"by": UP}, Refused),
     ("by its trainer", {"by": TRAINER}, Refused),
@@ -88,6 +97,7 @@ BACKWARD_LIES = [
     ("by another way than there", {"route": (ALIEN, ME, DOWN)}, Refused),
     ("of another step", {"step": 3}, WrongStep),
     ("too long", {"x": tensor(1.0) + b"\0"}, Violation),
+    ("with nobody's signature", {"seal": bytes(64)}, Violation),
 ]
 
 
@@ -171,8 +181,10 @@ async def test_server_brought_a_backward_before_its_forward_is_computed_waits_fo
 
 async def test_server_with_two_backwards_on_their_way_takes_one(scene: ReplicaScene) -> None:
     await scene.there()
-    body = Backward(**scene.fields())
-    first, second = (scene.arrive("backward", body, tensor(x), DOWN) for x in (1.0, 2.0))
+    first, second = (
+        scene.arrive("backward", sealed(Backward, DOWN, tensor(x), **scene.fields()), tensor(x), DOWN)
+        for x in (1.0, 2.0)
+    )
     await first()
     await second()
     await eventually(lambda: scene.up.of("backward"))
@@ -182,8 +194,8 @@ async def test_server_with_two_backwards_on_their_way_takes_one(scene: ReplicaSc
 async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: ReplicaScene) -> None:
     await scene.there(0)
     late = [
-        scene.arrive("forward", Forward(**scene.fields(1)), tensor(1.0), UP),
-        scene.arrive("backward", Backward(**scene.fields(0)), tensor(1.0), DOWN),
+        scene.arrive("forward", sealed(Forward, UP, tensor(1.0), **scene.fields(1)), tensor(1.0), UP),
+        scene.arrive("backward", sealed(Backward, DOWN, tensor(1.0), **scene.fields(0)), tensor(1.0), DOWN),
     ]
     scene.replica.open_step(2)
     for arrive in late:
@@ -194,7 +206,7 @@ async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: R
 
 
 async def test_server_takes_a_higher_attempt_for_a_forward_that_never_came(scene: ReplicaScene) -> None:
-    late = scene.arrive("forward", Forward(**scene.fields(attempt=0)), tensor(9.0), UP)
+    late = scene.arrive("forward", sealed(Forward, UP, tensor(9.0), **scene.fields(attempt=0)), tensor(9.0), UP)
     await scene.there(attempt=1, x=1.0)
     with pytest.raises(Refused):
         await late()
@@ -240,7 +252,7 @@ async def test_server_whose_own_numbers_overflow_says_so_itself(scene: ReplicaSc
 async def test_server_frees_the_place_of_a_payload_that_never_came() -> None:
     scene = ReplicaScene(max_under_way=1, send_timeout_s=7.0)
     await scene.open()
-    scene.arrive("forward", Forward(**scene.fields(0)), tensor(1.0), UP)
+    scene.arrive("forward", sealed(Forward, UP, tensor(1.0), **scene.fields(0)), tensor(1.0), UP)
     async with working(scene.replica):
         scene.replica.clock.now = 6.9
         with pytest.raises(Busy):
@@ -630,13 +642,13 @@ def rewind(scene: ReplicaScene) -> None:
 
 async def test_replica_that_rewound_takes_nothing_late_of_the_step_of_the_same_number(scene: ReplicaScene) -> None:
     scene.replica.open_step(13, after=GIVEN_UP)
-    late = Forward(**scene.fields(step=13, after=GIVEN_UP))
+    late = sealed(Forward, UP, tensor(3.0), **scene.fields(step=13, after=GIVEN_UP))
     arrives = scene.arrive("forward", late, tensor(3.0), UP)
     rewind(scene)
     for send in (scene.forward, scene.backward, scene.resend):
         with pytest.raises(WrongStep, match="follows another record"):
             await send(step=13, after=GIVEN_UP)
-    scene.arrive("forward", Forward(**scene.fields(step=13, after=COUNTS)), tensor(10.0), UP)
+    scene.arrive("forward", sealed(Forward, UP, tensor(10.0), **scene.fields(step=13, after=COUNTS)), tensor(10.0), UP)
     with pytest.raises(WrongStep, match="follows another record"):
         await arrives()
     await scene.there(step=13, x=10.0, attempt=1, after=COUNTS)

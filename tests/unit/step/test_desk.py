@@ -14,7 +14,7 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity, receipt_bytes, verify
 from swarm.step.leader.lead_service import LeadService
-from swarm.step.messages import Complete, Lease
+from swarm.step.messages import Complete, Lease, SignedReceipt
 from swarm.step.rules import StepRules
 from tests.harness.rigs.step import RUN, asked, listed
 
@@ -43,6 +43,9 @@ async def _open(step: int) -> None:
     return None
 
 
+CONTENT = bytes(range(128))
+
+
 def desk(me: PeerId) -> LeadService:
     opened = LeadService(RULES, me, _open, verify)
     opened.open_step(1, ROSTER)
@@ -52,7 +55,12 @@ def desk(me: PeerId) -> LeadService:
 def complete(*, signers: list[PrivateIdentity] | None = None, term: int = 0, **fields: Any) -> Complete:
     values = {"microbatch": MICROBATCH, "tokens": 30, "loss_sum": 2.0, "route": (HOSTS[0].peer, HOSTS[1].peer)} | fields
     receipts = tuple(
-        signer.sign(receipt_bytes(RUN, JourneyKey(1, values["microbatch"], 0, NO_RECORD[:AFTER_CHARS]), stage))
+        SignedReceipt(
+            content=CONTENT,
+            signature=signer.sign(
+                receipt_bytes(RUN, JourneyKey(1, values["microbatch"], 0, NO_RECORD[:AFTER_CHARS]), stage, CONTENT)
+            ),
+        )
         for stage, signer in enumerate(signers or HOSTS[:2])
     )
     return Complete(step=1, term=term, contribution=Contribution(**values), receipts=receipts)

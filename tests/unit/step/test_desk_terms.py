@@ -12,7 +12,7 @@ from swarm.consensus.roster import Member, Roster, owner
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation
 from swarm.ids import MicrobatchId, PeerId
 from swarm.step.leader.lead_service import LeadService
-from swarm.step.messages import Complete, Lease, Quarantine, ResumeTrainer
+from swarm.step.messages import Complete, Lease, Quarantine, ResumeTrainer, SignedReceipt
 from tests.harness.rigs.step import RULES, A, B, T, asked
 
 U = PeerId("U")
@@ -61,13 +61,16 @@ class Desk:
         return [one.microbatch for one in await asyncio.wait_for(self.desk.book.wait_full(), 120)]
 
 
+RECEIPT = SignedReceipt(content=bytes(128), signature=bytes(64))
+
+
 def microbatch(trainer: PeerId, position: int) -> MicrobatchId:
     return MicrobatchId(trainer, "00" * 8, 0, position)
 
 
 def report(trainer: PeerId, position: int, term: int = 0) -> Complete:
     contribution = Contribution(microbatch=microbatch(trainer, position), tokens=8, loss_sum=1.0, route=(A,))
-    return Complete(step=1, term=term, contribution=contribution, receipts=(bytes(64),))
+    return Complete(step=1, term=term, contribution=contribution, receipts=(RECEIPT,))
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------

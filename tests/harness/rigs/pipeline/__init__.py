@@ -50,6 +50,7 @@ from tests.harness.rigs.pipeline.scene import ME as ME
 from tests.harness.rigs.pipeline.scene import ROUTE as ROUTE
 from tests.harness.rigs.pipeline.scene import UP as UP
 from tests.harness.rigs.pipeline.scene import ReplicaScene as ReplicaScene
+from tests.harness.rigs.pipeline.scene import sealed as sealed
 from tests.harness.rigs.pipeline.sides import FakeBatch as FakeBatch
 from tests.harness.rigs.pipeline.sides import FakeLeader as FakeLeader
 from tests.harness.rigs.pipeline.sides import FakeSource as FakeSource
@@ -57,4 +58,5 @@ from tests.harness.rigs.pipeline.sides import Replica as Replica
 from tests.harness.rigs.pipeline.sides import TrainerSide as TrainerSide
 from tests.harness.rigs.pipeline.sides import enter as enter
 from tests.harness.rigs.pipeline.sides import places as places
+from tests.harness.rigs.pipeline.sides import seals as seals
 from tests.harness.rigs.pipeline.sides import working as working

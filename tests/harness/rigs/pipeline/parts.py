@@ -31,7 +31,6 @@ from swarm.pipeline.messages import (
     TARGETS,
     TRAINER_RECALL,
 )
-from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint
 
 TRAINER, THIEF = PeerId("tr"), PeerId("thief")
@@ -147,8 +146,8 @@ class CheapPart:
         if graph.input is None:
             raise BugError("a graph was used for a second backward")
         gradient = torch.ones(ACTIVATION.shape) if grad_output is None else grad_output
-        graph.input = None
-        return gradient + 1, FakeRest(float(gradient.sum()))
+        of_tokens, graph.input = not graph.input.is_floating_point(), None
+        return None if of_tokens else gradient + 1, FakeRest(float(gradient.sum()))
 
     def backward_weights(self, rest: Any) -> Any:
         """See :class:`~swarm.pipeline.compute.StagePart`."""
@@ -206,13 +205,13 @@ class Mailbox:
         return [rpc.handled_with_payload(self._handler(rpc), admit=lambda *about: None) for rpc in self._methods]
 
     def _handler(self, rpc: Rpc[Any, Any]) -> Any:
-        async def handle(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Empty]:
+        async def handle(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
             if rpc in self.errors:
                 raise self.errors[rpc]
             if rpc is ATTEND:
                 await asyncio.Event().wait()
             self.mail.append((rpc.name.rpartition("/")[2], body, bytes(incoming.payload)))
-            return Answer(Empty())
+            return Answer(rpc.reply())
 
         return handle
 

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from swarm.ids import PeerId
-from swarm.network.protocols import Incoming
-from swarm.pipeline.messages import Backward, Forward, Resend, Targets
+from blake3 import blake3
+
+from swarm.ids import JourneyKey, PeerId
+from swarm.network.protocols import Incoming, Payload
+from swarm.pipeline.messages import Backward, Forward, InputGradient, Output, Resend, Targets
+from swarm.pipeline.seals import Across
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
 from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.pipeline.parts import TRAINER, Mailbox, microbatch, tensor, token_ids
-from tests.harness.rigs.pipeline.sides import Replica, enter
+from tests.harness.rigs.pipeline.sides import Replica, enter, seals
 
+T = TypeVar("T", Forward, Backward, Output, InputGradient)
 UP, ME, DOWN, ALIEN = PeerId("up"), PeerId("me"), PeerId("down"), PeerId("stranger")
 ROUTE = (UP, ME, DOWN)
+
+
+def sealed(kind: type[T], by: PeerId, payload: Payload, **fields: Any) -> T:
+    """Return a message with its sender's signature under the tensor that it brings to a ``hop``, where it has none."""
+    key = JourneyKey(fields["step"], fields["microbatch"], 0, fields.get("after", ""))
+    hop, way = fields["hop"], "forward" if kind in (Forward, Output) else "backward"
+    seal = seals(by).seal(Across(key, hop, way), blake3(payload).digest())
+    if kind in (Output, InputGradient):
+        del fields["hop"]
+    return kind(**({"seal": seal} | fields))
 
 
 class ReplicaScene:
@@ -42,12 +56,12 @@ class ReplicaScene:
     async def forward(self, position: int = 0, *, by: PeerId = UP, x: float | bytes = 1.0, **changes: Any) -> None:
         """Send the replica an activation."""
         payload = x if isinstance(x, bytes) else tensor(x)
-        await self.boxes[by].call(ME, Forward(**self.fields(position, **changes)), payload)
+        await self.boxes[by].call(ME, sealed(Forward, by, payload, **self.fields(position, **changes)), payload)
 
     async def backward(self, position: int = 0, *, by: PeerId = DOWN, x: float | bytes = 1.0, **changes: Any) -> None:
         """Send the replica a gradient."""
         payload = x if isinstance(x, bytes) else tensor(x)
-        await self.boxes[by].call(ME, Backward(**self.fields(position, **changes)), payload)
+        await self.boxes[by].call(ME, sealed(Backward, by, payload, **self.fields(position, **changes)), payload)
 
     async def resend(self, position: int = 0, *, by: PeerId = TRAINER, **changes: Any) -> None:
         """Ask the replica to send again."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import EndsCompute, StageCompute
+from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules, InFlight
@@ -24,6 +26,11 @@ from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.harness.rigs.clocks import DialClock, TickingClock
 from tests.harness.rigs.common import RUN, EventList, InlineDevice, sign, verify
 from tests.harness.rigs.pipeline.parts import THIEF, TOKENS, TRAINER, CheapPart, microbatch, specs
+
+
+def seals(peer: PeerId) -> Seals:
+    """Return a peer's signatures under what it sends."""
+    return Seals(RUN, partial(sign, peer), verify)
 
 
 def places(stages: int, trainer: PeerId = TRAINER) -> Participants:
@@ -59,7 +66,8 @@ class Replica:
             endpoint=endpoint,
             device=self.device,  # type: ignore[arg-type]
             compute=self.compute,
-            sign=lambda data: sign(endpoint.peer, data),
+            sign=partial(sign, endpoint.peer),
+            seals=seals(endpoint.peer),
             events=self.events,
             clock=self.clock,
         )
@@ -207,6 +215,7 @@ class TrainerSide:
             events=self.events,
             clock=clock or TickingClock(),
             verify=verify,
+            seals=seals(endpoint.peer),
             suspect=self.suspected.__setitem__,
             early=early,
         )

@@ -1,0 +1,186 @@
+"""What neighbours say of the tensors between them: who is named where they do not agree."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from swarm.errors import Violation
+from swarm.events import HopDiffers, JourneySetAside
+from swarm.ids import JourneyKey, PeerId
+from swarm.pipeline.seals import NOTHING, OFF_LOOP_BYTES, Across, Content, Sealed, Shown, differing, hash_of
+from swarm.pipeline.stage.microbatch_state import Hashes
+from tests.harness.rigs.pipeline import TRAINER, Crew, microbatch, seals
+
+A, A_OTHER, B = PeerId("a0"), PeerId("a1"), PeerId("b0")
+KEY = JourneyKey(1, microbatch(0), 0)
+FIRST, MIDDLE, LAST = (blake3(word).digest() for word in (b"embedding", b"between", b"output"))
+BACK = tuple(blake3(word).digest() for word in (b"home", b"back between", b"loss"))
+OTHER = blake3(b"something else").digest()
+
+
+def seal(by: PeerId, hop: int, direction: str, hashed: bytes) -> bytes:
+    return seals(by).seal(Across(KEY, hop, direction), hashed)
+
+
+class Way:
+    """What an honest trainer and two honest replicas say; a test changes a word of it."""
+
+    def __init__(self) -> None:
+        self.said: dict[PeerId, Any] = {
+            A: [Content(FIRST, MIDDLE, BACK[1], BACK[0]), seal(TRAINER, 0, "forward", FIRST),
+                seal(B, 0, "backward", BACK[1])],
+            B: [Content(MIDDLE, LAST, BACK[2], BACK[1]), seal(A, 1, "forward", MIDDLE),
+                seal(TRAINER, 1, "backward", BACK[2])],
+        }  # fmt: skip
+        self.named = {A: frozenset([A]), B: frozenset([B])}
+        self.home = (LAST, seal(B, 2, "forward", LAST)), (BACK[0], seal(A, -1, "backward", BACK[0]))
+
+    def say(self, peer: PeerId, **hashes: bytes) -> None:
+        self.said[peer][0] = self.said[peer][0]._replace(**hashes)
+
+    def judged(self) -> tuple[int, PeerId] | None:
+        (output, output_seal), (gradient, gradient_seal) = self.home
+        me = frozenset([TRAINER])
+        before = Shown(TRAINER, me, Content(output=FIRST, gradient=gradient), (b"", gradient_seal))
+        behind = Shown(TRAINER, me, Content(input=output, sent=BACK[2]), (output_seal, b""))
+        hops = [Shown(peer, self.named[peer], said[0], (said[1], said[2])) for peer, said in self.said.items()]
+        found = differing(seals(TRAINER), KEY, [before, *hops, behind])
+        return None if found is None else (found.stage, found.peer)
+
+
+def invent_input(way: Way) -> None:
+    way.say(B, input=OTHER)
+
+
+def invent_gradient(way: Way) -> None:
+    way.say(A, gradient=OTHER)
+
+
+def invent_first_input(way: Way) -> None:
+    way.say(A, input=OTHER)
+
+
+def invent_targets(way: Way) -> None:
+    way.say(B, gradient=OTHER)
+
+
+def deny_output(way: Way) -> None:
+    way.say(A, output=OTHER)
+
+
+def deny_gradient(way: Way) -> None:
+    way.say(B, sent=OTHER)
+
+
+def deny_last_output(way: Way) -> None:
+    way.say(B, output=OTHER)
+
+
+def deny_first_gradient(way: Way) -> None:
+    way.say(A, sent=OTHER)
+
+
+@pytest.mark.parametrize(
+    ("lie", "stage", "liar"),
+    [
+        (invent_input, 1, B),
+        (invent_gradient, 0, A),
+        (invent_first_input, 0, A),
+        (invent_targets, 1, B),
+        (deny_output, 0, A),
+        (deny_gradient, 1, B),
+        (deny_last_output, 1, B),
+        (deny_first_gradient, 0, A),
+    ],
+)
+def test_who_says_what_its_neighbour_has_no_signature_for_or_denies_its_own_is_named(
+    lie: Callable[[Way], None], stage: int, liar: PeerId
+) -> None:
+    way = Way()
+    assert way.judged() is None
+    lie(way)
+    assert way.judged() == (stage, liar)
+
+
+def test_who_took_a_hop_over_and_sent_nothing_is_not_named_for_what_another_sent() -> None:
+    way = Way()
+    way.named[A] = frozenset([A, A_OTHER])
+    way.say(A, output=NOTHING)
+    way.said[B][1] = seal(A_OTHER, 1, "forward", MIDDLE)
+    assert way.judged() is None
+    way.say(B, input=OTHER)
+    assert way.judged() == (1, B), "nobody signed that"
+
+
+@pytest.mark.parametrize("moved", [A, B])
+def test_who_was_asked_again_may_have_computed_other_bits(moved: PeerId) -> None:
+    way = Way()
+    way.say(A, output=OTHER)
+    way.named[moved] |= {A_OTHER}
+    assert way.judged() is None
+
+
+def test_a_signature_is_of_one_tensor_of_one_hop_of_one_microbatch_after_one_record() -> None:
+    keys = (KEY, KEY._replace(step=2), KEY._replace(microbatch=microbatch(1)), KEY._replace(after="ab"))
+    ways = [Across(*about) for about in itertools.product(keys, (0, 1), ("forward", "backward"))]
+    signed = Sealed(FIRST, seals(A).seal(ways[0], FIRST))
+    assert [way for way in ways if seals(B).sealed_by(A, way, signed)] == ways[:1]
+    assert not seals(B).sealed_by(B, ways[0], signed)
+    assert not seals(B).sealed_by(A, ways[0], signed._replace(hash=OTHER))
+    again = Across(KEY._replace(attempt=3), 0, "forward")
+    assert seals(B).sealed_by(A, again, signed), "a repeated message says the same in any attempt"
+
+
+async def test_a_large_payload_has_the_same_hash_beside_the_loop() -> None:
+    large = bytes(OFF_LOOP_BYTES + 1)
+    assert await hash_of(large) == await hash_of(memoryview(bytearray(large))) == blake3(large).digest()
+    assert await hash_of(None) == NOTHING
+
+
+@pytest.mark.parametrize("length", [0, 127, 129])
+def test_hashes_of_another_length_are_refused(length: int) -> None:
+    with pytest.raises(Violation):
+        Content.from_wire(bytes(length))
+
+
+# --- in a pipeline ---------------------------------------------------------------------------------------------------
+
+
+class Denying(Hashes):
+    """Of a replica that says of each output that it was another."""
+
+    told = 0
+
+    @property
+    def content(self) -> Content:
+        """See :class:`Hashes`."""
+        Denying.told += 1
+        return super().content._replace(output=OTHER)
+
+
+async def test_replica_that_denies_what_it_sent_is_named_and_nothing_of_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crew = await Crew.of([[A, A_OTHER], [B]])
+    table, told = crew.replicas[A].server._table, Denying.told
+    add = table._add
+
+    def with_lies(state: Any) -> Any:
+        state.hashes = Denying()
+        return add(state)
+
+    monkeypatch.setattr(table, "_add", with_lies)
+    leader = await crew.feed(4)
+    assert Denying.told > told, "it had nothing to lie about"
+    named = crew.side.events.of(HopDiffers)
+    assert {(event.stage, event.peer) for event in named} == {(0, A)}
+    assert all(A not in journey.route for journey in leader.finished)
+    assert {event.microbatch for event in named} == set(leader.aside)
+    assert {event.microbatch for event in crew.side.events.of(JourneySetAside)} == set(leader.aside)
+    assert len(leader.finished) + len(leader.aside) == 4
+    assert set(crew.side.part.held) == {journey.key.microbatch for journey in leader.finished}
