@@ -195,7 +195,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         lateness=late_rules(manifest),
         frozen=_frozen(manifest),
         begins_after=_begins_after(manifest),
-        admission=AdmissionPolicy(manifest.run_id, manifest.admission),
+        admission=AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )
 
