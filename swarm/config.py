@@ -286,6 +286,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_speed(manifest)
     check_rebalance(manifest)
     check_admission(manifest.admission)
+    check_routes(manifest)
     parent = manifest.run.parent
     if parent is not None and parent.step >= manifest.run.steps:
         raise ConfigError(
@@ -394,6 +395,27 @@ def check_rebalance(manifest: Manifest) -> None:
     if not manifest.run.copies:
         why = "a host moves to a part of which it keeps a copy, and nobody keeps any"
         raise ConfigError(key, value, '"off" with run.copies = 0', "Set run.copies = 2, or leave it out.", why=why)
+
+
+def check_routes(manifest: Manifest) -> None:
+    """Check whether microbatches of this run can stay in the organisation of their trainer. Raises ConfigError."""
+    admission, key = manifest.admission, "split.routes"
+    if not manifest.split.own_routes:
+        if admission.organisation:
+            raise ConfigError("admission.organisation", admission.organisation, 'none with split.routes = "any"',
+                              'Set split.routes = "organisation", or leave it out.')  # fmt: skip
+        return
+    if not admission.closed:
+        raise ConfigError(key, "organisation", '"any" with admission.mode = "open"',
+                          'Set admission.mode = "organisation", or "token".',
+                          why="an invite for one peer says of which organisation it is")  # fmt: skip
+    if not admission.organisation:
+        raise ConfigError("admission.organisation", "", "the name of the organisation of the first issuers",
+                          'Set admission.organisation = "NAME".',
+                          why="they need no invite, and microbatches stay in one organisation")  # fmt: skip
+    if manifest.rebalance.moves:
+        raise ConfigError("rebalance.mode", manifest.rebalance.mode, '"off" with split.routes = "organisation"',
+                          "Leave it out.", why="a move could leave an organisation without a stage")  # fmt: skip
 
 
 def check_admission(admission: AdmissionConfig) -> None:

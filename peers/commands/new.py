@@ -364,7 +364,11 @@ def _admission(manifest: Manifest) -> list[tuple[str, str]]:
     if not admission.closed:
         return []
     how = "who has an invite for one peer" if admission.mode == "token" else "the peers that issuers name"
-    return [("admits", f"{how}; {count(len(admission.issuers), 'issuer')}, {admission.threshold} must sign")]
+    said = [("admits", f"{how}; {count(len(admission.issuers), 'issuer')}, {admission.threshold} must sign")]
+    if manifest.split.own_routes:
+        own = f"microbatches stay in the organisation of their trainer; this one is {admission.organisation}"
+        said.append(("routes", f"{own}; each needs a host of every stage, and only sums leave it"))
+    return said
 
 
 def _votes(manifest: Manifest) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from peers.dashboard.folds import Contributions, Gone, KnownPeers, Log, Rates, S
 from peers.dashboard.liveness import Pulse, Signs, Silences, fresh, standing
 from peers.dashboard.peer_rows import UNANSWERING, PeerRows, unanswered
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import TRAINERS, Roster, lost_parts, lost_replicas
+from swarm.consensus.roster import ROUTES, TRAINERS, Roster, lost_parts, lost_replicas
 from swarm.events import (
     Event,
     HeldOutLoss,
@@ -357,7 +357,8 @@ class Overview:
         silences, roster = self._known.silences, record.members
         gone = {PeerId(peer): silences.why(peer) for peer in silences if peer in roster}
         lost = [f"a replica of {part}: {lost_replicas(roster, part, gone)}" for part in lost_parts(roster, gone)]
-        return next(filter(None, said), "") or "; ".join(lost).replace(f"replica of {TRAINERS}", "trainer")
+        words = "; ".join(lost).replace(f"replica of {TRAINERS}", "trainer")
+        return next(filter(None, said), "") or words.replace(f"replica of {ROUTES}", "way for any trainer")
 
     def _notes(self, seen: Mapping[str, Any], told: str) -> list[str]:
         """Return what a person should know beside the figures, and what is ``told`` already."""

@@ -222,6 +222,22 @@ class Foundation:
             "(organisation). This peer issues.",
         ),
     ] = None  # fmt: skip
+    own_routes: Annotated[
+        bool,
+        Option(
+            of=_NEW,
+            manifest="split.routes",
+            help="Let microbatches pass only hosts of their trainer's own organisation, as invites name it. Takes "
+            "--organisation, and --admission organisation or token.",
+        ),
+    ] = False
+    organisation: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", of=_NEW, manifest="admission.organisation", default="none",
+            help="Say of which organisation this peer is, with --own-routes.",
+        ),
+    ] = None  # fmt: skip
     seed: Annotated[
         int | None,
         Option(
@@ -257,6 +273,8 @@ class Foundation:
             sizes = [int(size) for size in self.layers_per_stage.split(",")]
             made["split.layers_per_stage"] = sizes
             made["split.stages"] = len(sizes) if self.stages is None else self.stages
+        if self.own_routes:
+            made["split.routes"] = "organisation"
         unsaid = (None, (), False)
         said = (made | self._apart).items()
         return {key: value for key, value in said if key and not any(value is one for one in unsaid)}

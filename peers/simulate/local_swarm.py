@@ -229,11 +229,16 @@ class LocalSwarm:
             run=self.manifest.run_id,
             serial=hashlib.sha256(name.encode()).hexdigest()[:16],
             name=name,
+            organisation=self.organisation_of(name),
             role=role if role in ("stage", "trainer") else "any",
             until_step=self.manifest.run.steps,
             key=peer,
         )
         return credential_for(sign_grant(grant, issuer), peer, None)
+
+    def organisation_of(self, name: str) -> str:
+        """Return what the grant of a new peer names: that of the founder, where microbatches stay in one."""
+        return self.manifest.admission.organisation
 
     async def run(self, *, timeout_s: float = 180.0) -> None:
         """Run every membership to its end. Raises what ends one, in an ExceptionGroup."""

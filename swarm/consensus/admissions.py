@@ -7,6 +7,7 @@ grant. Read :class:`Admissions`, then :class:`AdmissionPolicy`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from swarm.errors import Refused, Violation
 from swarm.ids import PeerId, RunId
-from swarm.schema import Count, Message, PeerIdField, Section
+from swarm.schema import MAX_COUNT, Count, Message, PeerIdField, Section
 from swarm.security.credentials import (
     MAX_ISSUERS,
     Credential,
@@ -49,6 +50,8 @@ class AdmissionConfig(Section):
     """Peer ids of those who may invite at first; where there is none, the founder names itself."""
     threshold: Annotated[int, Field(ge=1, le=MAX_ISSUERS)] = 1
     """How many issuers must sign each invite."""
+    organisation: Annotated[OrganisationName, Field(exclude_if=lambda name: not name)] = ""
+    """Organisation of the issuers named here, who need no invite: where ``split.routes`` keeps microbatches in one."""
 
     @property
     def closed(self) -> bool:
@@ -92,12 +95,13 @@ class Revoked(Message):
 
 class Admissions(Message):
     """What a decided record says of admission. ``number`` counts the changes of ``issuers`` so far; ``holders`` are in
-    the order in which they came."""
+    the order in which they came. ``own_routes``: microbatches stay in the organisation of their trainer."""
 
     issuers: Annotated[tuple[PeerIdField, ...], Field(max_length=MAX_ISSUERS)]
     number: Count = 0
     holders: Annotated[tuple[Holder, ...], Field(max_length=MAX_HOLDERS)] = ()
     revoked: Annotated[tuple[Revoked, ...], Field(max_length=MAX_REVOKED)] = ()
+    own_routes: Annotated[bool, Field(exclude_if=lambda own: not own)] = False
 
     @cached_property
     def by_serial(self) -> Mapping[str, Holder]:
@@ -108,6 +112,12 @@ class Admissions(Message):
     def by_peer(self) -> Mapping[str, Holder]:
         """Return the newest grant that each peer has used, of those that count if one does."""
         return {one.peer: one for one in sorted(self.holders, key=lambda one: one.serial not in self.void)}
+
+    @cached_property
+    def organisations(self) -> Mapping[str, str]:
+        """Return the organisation of each peer whose grant counts and names one."""
+        counting = {peer: one for peer, one in self.by_peer.items() if one.serial not in self.void}
+        return {peer: one.organisation for peer, one in counting.items() if one.organisation}
 
     @cached_property
     def void(self) -> frozenset[str]:
@@ -151,10 +161,11 @@ def may_serve_as(grant: Grant, role: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """What the manifest says of admission: everybody applies it alike."""
+    """What the manifest says of admission: everybody applies it alike. ``own_routes``: see :class:`Admissions`."""
 
     run: RunId = RunId("")
     config: AdmissionConfig = AdmissionConfig()
+    own_routes: bool = False
 
     @property
     def closed(self) -> bool:
@@ -163,7 +174,16 @@ class AdmissionPolicy:
 
     def first(self) -> Admissions:
         """Return what holds before the first record."""
-        return Admissions(issuers=tuple(sorted(set(self.config.issuers))))
+        issuers = tuple(sorted(set(self.config.issuers)))
+        holders = (self._first_holder(peer) for peer in issuers) if self.config.organisation else ()
+        return Admissions(issuers=issuers, holders=tuple(holders), own_routes=self.own_routes)
+
+    def _first_holder(self, issuer: str) -> Holder:
+        """Return what stands for the grant of a first issuer, who needs none: it is of an organisation all the same."""
+        name, serial = self.config.organisation, hashlib.sha256(f"issuer|{issuer}".encode()).hexdigest()[:16]
+        return Holder(
+            serial=serial, peer=issuer, name=name, organisation=name, role="any", vote=True, until_step=MAX_COUNT
+        )
 
     def needed(self, state: Admissions) -> int:
         """Return how many issuers must sign: no more than there are."""
@@ -189,6 +209,8 @@ class AdmissionPolicy:
         state.check_grant(credential.grant, member.peer, step)
         if not may_serve_as(credential.grant, member.role):
             raise Refused(f"the invite for {credential.grant.name} is for {credential.grant.role}, not {member.role}")
+        if self.own_routes and not credential.grant.organisation:
+            raise Refused(f"the invite for {credential.grant.name} names no organisation, and microbatches stay in one")
         known = credential.grant.serial in state.by_serial
         if not known and sum(one.until_step >= step for one in state.holders) >= MAX_HOLDERS:
             raise Refused(f"{MAX_HOLDERS} grants are in use: some must expire or be revoked first")
@@ -201,6 +223,13 @@ class AdmissionPolicy:
             return not credential.grant.vote
         held = state.by_peer.get(peer)
         return held is not None and not held.vote
+
+    def homes(self, state: Admissions, shown: Iterable[Credential]) -> Mapping[str, str] | None:
+        """Return the organisation of each peer that has one, by ``state`` and what newcomers have ``shown``; None where
+        microbatches pass anybody."""
+        if not self.own_routes:
+            return None
+        return {**{one.peer: one.grant.organisation for one in shown}, **state.organisations}
 
     # --- founding ------------------------------------------------------------------------------------------------
 
@@ -222,6 +251,8 @@ class AdmissionPolicy:
             if self.closed != (said is not None):
                 raise Refused("the record says of admission what the manifest does not")
             return
+        if said.own_routes != self.own_routes:
+            raise Refused("the record says of routes what the manifest does not")
         begins = step == 0
         state, shown = self.first() if begins else said, {one.peer: one for one in used}
         _check_founders(state, members, used)
@@ -302,6 +333,7 @@ class AdmissionPolicy:
             number=state.number,
             holders=tuple(one for one in state.holders if one.serial not in over),
             revoked=tuple(one for one in void if one.serial not in over),
+            own_routes=self.own_routes,
         )
 
 
@@ -325,7 +357,9 @@ def _carried_out(state: Admissions, order: Order) -> Admissions:
         others = tuple(peer for peer in issuers if peer != order.peer)
         issuers = (*others, order.peer) if order.verb == "appoint" else others
         number += 1
-    return Admissions.model_construct(issuers=issuers, number=number, holders=state.holders, revoked=revoked)
+    return Admissions.model_construct(
+        issuers=issuers, number=number, holders=state.holders, revoked=revoked, own_routes=state.own_routes
+    )
 
 
 def check_due(state: Admissions, step: int, order: Order) -> None:

@@ -249,6 +249,9 @@ class ChangeRules:
             return f"it is the only one that may vote: {_another(member, self._rules.how)}"
         if member.role == "trainer" and all(other.role != "trainer" for other in staying):
             return f"it is the only trainer: {_another(member, self._rules.how)}"
+        going = {peer, *leaving}
+        if before.borders.drawn and before.feeding(leaving) and not before.feeding(going):
+            return f"no other organisation has a trainer and every stage: {_another(member, self._rules.how)}"
         if self._rules.served and not lost and serves_alone(Roster(staying), member):
             return f"it is the only replica of {member.part} that others can call: {_another(member, self._rules.how)}"
         return None
@@ -322,6 +325,10 @@ class ChangeRules:
             raise Refused(f"nobody holds {', '.join(missing)}")
         if not roster.trainers or not roster.entitled:
             raise Refused("no trainer is left" if roster.entitled else "nobody is left that may vote")
+        if now.roster.borders.drawn:
+            state = now.roster.admissions or self._rules.admission.first()
+            if not Roster(roster.members, self._said(state, now, changes, roster)).feeding():
+                raise Refused("no organisation has a trainer and every stage")
         return roster
 
     def _check_requests(self, now: OpenStepFacts, changes: Changes) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from swarm.consensus.records import MAX_ASIDE, Contribution, Quarantined
 from swarm.errors import Refused, WrongStep
 from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.security.borders import OPEN, Borders
 
 
 def fixed_quota(step: int, trainers: Sequence[PeerId], target: int) -> dict[PeerId, int]:
@@ -264,11 +265,13 @@ def reassigned(
     *,
     computed_again: bool = True,
     early: Callable[[str], bool] = lambda peer: True,
+    borders: Borders = OPEN,
 ) -> tuple[Contribution, ...]:
     """The same microbatches, with a replica of ``stages`` (those that are there) at every stage: what was held by
     another goes to the one that holds least, so that it is computed again by as many as can; or, where nobody computes
     it again, to each in proportion to what it did, so that their weights stay to each other as they were. Early work
-    goes to those only that ``early`` says can compute it. Raises Refused when nobody is left at a stage."""
+    goes to those only that ``early`` says can compute it, and all within the ``borders`` of its trainer. Raises Refused
+    when nobody is left at a stage."""
     load = [Counter({peer: 0 for peer in replicas}) for replicas in stages]
     for contribution in committed:
         for stage, peer in enumerate(contribution.route):
@@ -280,7 +283,9 @@ def reassigned(
         route = []
         for stage, peer in enumerate(contribution.route):
             if peer not in load[stage]:
-                able = {one: held for one, held in load[stage].items() if not contribution.early or early(one)}
+                trainer = contribution.microbatch.trainer
+                near = {one: held for one, held in load[stage].items() if borders.near(trainer, one)}
+                able = {one: held for one, held in near.items() if not contribution.early or early(one)}
                 if not able:
                     raise Refused(f"nobody is left at stage {stage}")
                 peer = _next(able, did[stage])

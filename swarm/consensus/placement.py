@@ -37,6 +37,7 @@ class Places:
         beside: The parts that are held on its machine.
         unfit: Those that its memory does not hold.
         chosen: The part that it chose before, when it chooses again.
+        home: Where microbatches stay in one organisation, that of the asking peer: replicas of others are none to it.
     """
 
     stages: int
@@ -49,6 +50,11 @@ class Places:
     beside: Collection[str] = ()
     unfit: Collection[str] = ()
     chosen: PartName | None = None
+    home: str | None = None
+
+    def counts(self, roster: Roster, peer: str) -> bool:
+        """Return whether a member is a replica to the asking peer."""
+        return self.home is None or roster.borders.home(peer) == self.home
 
 
 MAX_FORESEEN = 64
@@ -80,8 +86,8 @@ def choose_place(
         if wish >= stages:
             raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
         return stage_part(wish), "asked for"
-    held = Counter(member.part for member in roster.members)
-    leaves = Counter(roster[one].part for one in places.leaving if one in roster)
+    held = Counter(member.part for member in roster.members if places.counts(roster, member.peer))
+    leaves = Counter(roster[one].part for one in places.leaving if one in roster and places.counts(roster, one))
     counts = {
         stage: 0 if (part := stage_part(stage)) in places.lost else held[part] - leaves[part] for stage in range(stages)
     }
@@ -96,7 +102,8 @@ def choose_place(
     if part in places.lost:
         return part, f"all that held it are lost{_on_their_way(coming[stage])}"
     leaving = f", and {leaves[part]} about to leave" if leaves[part] else ""
-    return part, f"it has the fewest replicas ({counts[stage]}{leaving}{_on_their_way(coming[stage])})"
+    of = f" of {places.home}" if places.home else ""
+    return part, f"it has the fewest replicas{of} ({counts[stage]}{leaving}{_on_their_way(coming[stage])})"
 
 
 def arrivals(roster: Roster, peer: PeerId, counts: Mapping[int, int], places: Places) -> Counter[int]:
@@ -171,7 +178,7 @@ class Candidate(Message):
 
 
 def assign_stages(
-    candidates: Iterable[Candidate], stages: int, *, private_ends: bool
+    candidates: Iterable[Candidate], stages: int, *, private_ends: bool, homes: Mapping[str, str] | None = None
 ) -> tuple[Roster, dict[PeerId, str]]:
     """Give every stage host a stage that its memory holds: wishes first, then the stage with the fewest replicas, of
     several one that nobody on its machine has, lower stages first. Who can hold few stages comes first, so that who can
@@ -180,18 +187,47 @@ def assign_stages(
     Returns the roster and a reason per peer. A wish is not heard when the stage does not exist or does not fit, or when
     granting it would leave too few hosts to hold every stage. Raises Refused when there are fewer hosts than stages,
     or none is left with the memory for one; exact where of any two hosts one can hold whatever the other can.
+    With ``homes``, the organisation of each peer, where microbatches stay in it, each organisation's hosts are placed
+    by themselves, and one that has a trainer must hold every stage.
     """
     ordered = sorted(candidates, key=lambda candidate: candidate.peer)
     hosts = [candidate for candidate in ordered if candidate.role == "stage"]
     if len(hosts) < stages:
         raise Refused(f"{len(hosts)} stage hosts cannot hold {stages} stages")
     machines = machines_of({PeerId(candidate.peer): candidate.beside for candidate in ordered})
-    places, reasons = _placed(hosts, stages, machines, wishes=True)
-    if len(set(places.values())) < stages:  # a wish took away who alone can hold another stage
-        places, reasons = _placed(hosts, stages, machines, wishes=False)
+    if homes is None:
+        places, reasons = _best(hosts, stages, machines)
+    else:
+        places, reasons = _by_home(hosts, stages, machines, homes)
+        feeding = {homes.get(candidate.peer) for candidate in ordered if candidate.role == "trainer"} - {None, ""}
+        held = {home: {places[host.peer] for host in hosts if homes.get(host.peer) == home} for home in feeding}
+        if all(len(stages_held) < stages for stages_held in held.values()):
+            raise Refused(f"no organisation has a trainer and a host of each of {stages} stages")
     if lacking := [stage for stage in range(stages) if stage not in places.values()]:
         raise Refused(f"no stage host is left with the memory for stage {lacking[0]}")
     return Roster(_member(candidate, places, private_ends) for candidate in ordered), reasons
+
+
+def _best(
+    hosts: Sequence[Candidate], stages: int, machines: Mapping[PeerId, PeerId]
+) -> tuple[dict[str, int], dict[PeerId, str]]:
+    """As :func:`_placed`, with wishes unless they cost a stage."""
+    places, reasons = _placed(hosts, stages, machines, wishes=True)
+    if len(set(places.values())) < stages:  # a wish took away who alone can hold another stage
+        places, reasons = _placed(hosts, stages, machines, wishes=False)
+    return places, reasons
+
+
+def _by_home(
+    hosts: Sequence[Candidate], stages: int, machines: Mapping[PeerId, PeerId], homes: Mapping[str, str]
+) -> tuple[dict[str, int], dict[PeerId, str]]:
+    places, reasons = dict[str, int](), dict[PeerId, str]()
+    for home in sorted({homes.get(host.peer, "") for host in hosts}):
+        own = [host for host in hosts if homes.get(host.peer, "") == home]
+        placed, why = _best(own, stages, machines)
+        places |= placed
+        reasons |= {peer: f"{reason}, in {home or 'no organisation'}" for peer, reason in why.items()}
+    return places, reasons
 
 
 def _placed(
@@ -223,10 +259,11 @@ def _placed(
     return places, reasons
 
 
-def without_memory(candidates: Iterable[Candidate], stages: int) -> str:
-    """Return why these, as many as it takes, cannot hold all stages; "" when they can."""
+def without_memory(candidates: Iterable[Candidate], stages: int, homes: Mapping[str, str] | None = None) -> str:
+    """Return why these, as many as it takes, cannot hold all stages; "" when they can. ``homes``: see
+    :func:`assign_stages`."""
     try:
-        assign_stages(candidates, stages, private_ends=False)
+        assign_stages(candidates, stages, private_ends=False, homes=homes)
     except Refused as refused:
         return refused.reason
     return ""

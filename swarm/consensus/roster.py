@@ -17,6 +17,7 @@ from swarm.consensus.machines import machines_of, tail
 from swarm.errors import Advice, Ending, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part
 from swarm.schema import BesideField, MachineField, Message, NameField, PartField, PeerIdField, RegionField
+from swarm.security.borders import OPEN, Borders
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
@@ -107,6 +108,24 @@ class Roster:
         """By peer which one stands for its machine: itself, unless it was started beside others."""
         return machines_of({PeerId(member.peer): member.beside for member in self.members})
 
+    @cached_property
+    def borders(self) -> Borders:
+        """Return between which members microbatches may pass."""
+        said = self.admissions
+        return OPEN if said is None or not said.own_routes else Borders(said.organisations)
+
+    def whole(self, peer: str, out: Container[str] = ()) -> bool:
+        """Return whether the microbatches of this trainer have a way without those that are ``out``: always, where they
+        may pass anybody, for then a part that nobody holds is lost to all."""
+        if not self.borders.drawn:
+            return True
+        within = self.borders.within(peer, self.stages())
+        return all(any(other not in out for other in replicas) for replicas in within)
+
+    def feeding(self, out: Container[str] = ()) -> tuple[PeerId, ...]:
+        """Return the trainers whose microbatches count without those that are ``out``: who is there, and has a way."""
+        return tuple(peer for peer in self.trainers if peer not in out and self.whole(peer, out))
+
     @property
     def lives(self) -> Mapping[PeerId, int]:
         """The incarnation of each member that takes part."""
@@ -173,6 +192,10 @@ class Roster:
 
 TRAINERS = "trainers"
 """What is lost where the ends are hosted, when nobody is left to feed."""
+ROUTES = "routes"
+"""What is lost where microbatches stay in one organisation, when none has a trainer and every stage any more."""
+NO_PARTS = (TRAINERS, ROUTES)
+"""What may be lost and is no part: nobody keeps a copy of it, or can be asked to take it over."""
 
 
 def lost_replicas(roster: Roster, part: str, gone: Mapping[PeerId, str]) -> str:
@@ -182,6 +205,8 @@ def lost_replicas(roster: Roster, part: str, gone: Mapping[PeerId, str]) -> str:
 
 
 def _holders(roster: Roster, part: str) -> tuple[PeerId, ...]:
+    if part == ROUTES:
+        return tuple(peer for peer in roster.peers if roster.borders.home(peer))
     return roster.trainers if part == TRAINERS else roster.replicas(PartName(part))
 
 
@@ -189,12 +214,27 @@ def lost_parts(roster: Roster, lost: Collection[str]) -> tuple[str, ...]:
     """The parts of which every replica is ``lost``; with hosted ends TRAINERS, too, when all of those are."""
     parts = [str(part) for part in roster.parts if all(peer in lost for peer in roster.replicas(part))]
     nobody_feeds = ENDS not in roster.parts and all(peer in lost for peer in roster.trainers)
-    return (*parts, *((TRAINERS,) if nobody_feeds else ()))
+    no_routes = roster.borders.drawn and not parts and not nobody_feeds and not roster.feeding(lost)
+    return (*parts, *((TRAINERS,) if nobody_feeds else ()), *((ROUTES,) if no_routes else ()))
 
 
-def needed(roster: Roster, parts: Collection[str]) -> set[PeerId]:
-    """Any one of these would be enough for one of ``parts`` (see :func:`lost_parts`) not to be lost."""
-    return {peer for part in parts for peer in _holders(roster, part)}
+def lacking(roster: Roster, lost: Collection[str]) -> tuple[tuple[str, PartName], ...]:
+    """Return (organisation, stage) of each stage of which an organisation with trainers has no host that is there,
+    where microbatches stay in it."""
+    homes = {roster.borders.home(trainer): trainer for trainer in roster.trainers}
+    return tuple(
+        (home, stage_part(stage))
+        for home, trainer in sorted(homes.items())
+        for stage, replicas in enumerate(roster.borders.within(trainer, roster.stages()))
+        if home and all(peer in lost for peer in replicas)
+    )
+
+
+def needed(roster: Roster, parts: Collection[str], lost: Collection[str] | None = None) -> set[PeerId]:
+    """Any one of these would be enough for one of ``parts`` (see :func:`lost_parts`) not to be lost; or, of routes that
+    are, might be: of those that are ``lost``, where they are given."""
+    found = {peer for part in parts for peer in _holders(roster, part)}
+    return found if lost is None or ROUTES not in parts else found.intersection(lost)
 
 
 class HowToJoin(Protocol):
@@ -218,6 +258,8 @@ def part_lost(roster: Roster, part: str, gone: Mapping[PeerId, str], why: str = 
     if part not in lost_parts(roster, gone):
         return None
     last = "trainer" if part == TRAINERS else f"replica of {part}"
+    if part == ROUTES:
+        last = "organisation with a trainer and every stage"
     return RunEnded(
         f"the last {last} is lost: {lost_replicas(roster, part, gone)}{f' ({why})' if why else ''}",
         Ending.UNREACHABLE,

@@ -115,6 +115,7 @@ class Founder:
         places: dict[Role, int] = {"stage": start.stage_hosts, "trainer": start.trainers}
         self._room = WaitingRoom(places, random.Random())
         self._given: dict[PeerId, tuple[int, float]] = {}
+        self._origin = Origin(digests={})
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
@@ -159,7 +160,8 @@ class Founder:
         try:
             origin, snapshots = await self._loaded(waiting)
             manifest = self._around.manifest
-            origin = dataclasses.replace(origin, rules=AdmissionPolicy(manifest.run_id, manifest.admission))
+            rules = AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes)
+            self._origin = origin = dataclasses.replace(origin, rules=rules)
             for snapshot in snapshots:
                 self._donor.offer(snapshot, origin.digests[snapshot.part])
             candidates = await gather_candidates(
@@ -193,7 +195,7 @@ class Founder:
         memory for some stages only, or no vote, one more is let in."""
         start, stages = self._around.manifest.run.start_when, self._around.manifest.split.stages
         complete, reason = enough(found, start.stage_hosts, start.trainers)
-        problem = without_memory(found, stages) or self._without_vote(found)
+        problem = without_memory(found, stages, self._origin.homes(found)) or self._without_vote(found)
         if complete and problem:
             self._room.make_room("stage", sum(candidate.role == "stage" for candidate in found))
             return False, f"{reason}, but {problem}"
@@ -212,7 +214,8 @@ class Founder:
         manifest = self._around.manifest
         if manifest.averaging.strategy == "server":
             private = manifest.split.ends == "private"
-            roster, _ = assign_stages(candidates, manifest.split.stages, private_ends=private)
+            homes, stages = self._origin.homes(candidates), manifest.split.stages
+            roster, _ = assign_stages(candidates, stages, private_ends=private, homes=homes)
             if problem := without_server(roster, self._around.how_to_join):
                 raise RunEnded(f"the run cannot start: {problem}", Ending.UNREACHABLE)
 

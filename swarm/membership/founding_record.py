@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.clock import Clock
@@ -105,6 +105,11 @@ class Origin:
     admissions: Admissions | None = None
     rules: AdmissionPolicy = AdmissionPolicy()
 
+    def homes(self, candidates: Iterable[Candidate]) -> Mapping[str, str] | None:
+        """Return the organisation of each of these, where microbatches stay in it; else None."""
+        shown = (one.credential for one in candidates if one.credential is not None)
+        return self.rules.homes(self.admissions or self.rules.first(), shown)
+
     @staticmethod
     def after(record: CloseRecord) -> Origin:
         """The state that this record decided. A founding record decides the state of the one before it: a run that is
@@ -169,7 +174,8 @@ async def found(
     stages = sum(part.startswith("stage-") for part in origin.digests)
     began, term = patience.clock.monotonic(), 0
     while True:
-        roster, reasons = assign_stages(candidates, stages, private_ends="ends" in origin.digests)
+        private, homes = "ends" in origin.digests, origin.homes(candidates)
+        roster, reasons = assign_stages(candidates, stages, private_ends=private, homes=homes)
         issuers = (origin.admissions or origin.rules.first()).issuers  # who need none
         shown = [one.credential for one in candidates if one.credential is not None and one.peer not in issuers]
         proposal = Propose(record=founding_record(run, roster, origin, shown), term=term, credentials=tuple(shown))

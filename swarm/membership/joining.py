@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from swarm.consensus.changes import Admission, admission_bytes
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.consensus.roster import TRAINERS
+from swarm.consensus.roster import ROUTES, TRAINERS
 from swarm.consensus.roster import Member as Listed
 from swarm.errors import (
     Advice,
@@ -263,7 +263,7 @@ class Joining:
         or what else this one could do: it will not close a step without us. The latter only once nobody was heard in
         our name: that life may be there still."""
         before = head.members[self._around.endpoint.peer]
-        if before.part in lost or (before.role == "trainer" and TRAINERS in lost):
+        if ROUTES in lost or before.part in lost or (before.role == "trainer" and TRAINERS in lost):
             return True
         ends = {ENDS, TRAINERS}
         mine = {"stage": set(lost) - ends, "trainer": ends.intersection(lost)}.get(self._run.settings.role)

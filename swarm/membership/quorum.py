@@ -11,7 +11,7 @@ from swarm.consensus.branches import Fork
 from swarm.consensus.records import CloseRecord, voters
 from swarm.events import LineageBegan, QuorumBack, QuorumLost
 from swarm.membership.run import RunContext
-from swarm.step.blocked import awaited_holders, awaited_majority, awaited_word
+from swarm.step.blocked import awaited_holders, awaited_majority, awaited_near, awaited_word
 from swarm.step.leader.provisional import may_go_on_alone
 
 
@@ -106,9 +106,12 @@ class MissingReplicas:
 
     def _awaited(self) -> str:
         at, gone = self._at, self._watch.gone
-        if at.head is None or not at.is_member or at.over or at.leader == self._me:
+        if at.head is None or not at.is_member or at.over:
             return ""
+        if at.leader == self._me:
+            return awaited_near(at.roster, self._me, gone, self._how)
         if not has_majority(voters(at.roster, at.head.hash()), gone):
             return ""  # who is cut off judges nobody
         word = awaited_word(at.roster, gone, self._copies) if self._asks else ""
-        return "; ".join(filter(None, (awaited_holders(at.roster, gone, self._copies, how=self._how), word)))
+        holders = awaited_holders(at.roster, gone, self._copies, how=self._how)
+        return "; ".join(filter(None, (holders or awaited_near(at.roster, self._me, gone, self._how), word)))

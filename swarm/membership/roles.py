@@ -137,6 +137,10 @@ def open_bounds(manifest: Manifest, bounds: Bounds, part: TrainedPart, record: C
         bounds.open(record.step, record.usual.get(part.spec.name, (0.0, 0.0)), influence)
 
 
+def _participants(roster: Roster) -> Participants:
+    return Participants.of(roster.trainers, roster.stages(), roster.borders)
+
+
 class StageRole:
     """Hosts one replica of a stage."""
 
@@ -170,15 +174,14 @@ class StageRole:
             events=around.events,
             clock=around.clock,
         )
-        self.service = StageServer(settings, context, Participants.of(roster.trainers, roster.stages()))
+        self.service = StageServer(settings, context, _participants(roster))
 
     def opened(self, record: CloseRecord) -> None:
         """The step after this record is open."""
         roster, after = record.members, record.hash()[:AFTER_CHARS]
         open_boundary(self._manifest, self._specs, record)
         open_bounds(self._manifest, self._bounds, self.part, record)
-        places = Participants.of(roster.trainers, roster.stages())
-        self.service.open_step(record.step + 1, places, after, record.previous[:AFTER_CHARS])
+        self.service.open_step(record.step + 1, _participants(roster), after, record.previous[:AFTER_CHARS])
         self._memory.follow(roster)
 
     @property
@@ -204,7 +207,7 @@ class TrainerRole:
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or journeys_of_a_trainer(specs))
         self.expected_graphs = (at_once if graph else 0, graph)
-        stages = roster.stages()
+        stages = roster.borders.within(self._peer, roster.stages())
         self._wiring = Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed)
         ends = None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device)
         self._bounds = None if ends is None else ends.bounds
@@ -252,11 +255,12 @@ class TrainerRole:
             open_bounds(self._manifest, self._bounds, self.part, record)
         self._wiring.know_links(codec_rules(self._manifest).link_seconds(record))
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
+        stages = roster.borders.within(self._peer, roster.stages())
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
-            self.service.open_step(record.step + 1, roster.stages(), trainers, cursor, follows, roster.since)
+            self.service.open_step(record.step + 1, stages, trainers, cursor, follows, roster.since)
         if self._held_out is not None:
             self._held_out.open_step(record.step + 1, after)
-        for stage, replicas in enumerate(roster.stages()):  # who was late may not have opened the step yet
+        for stage, replicas in enumerate(stages):  # who was late may not have opened the step yet
             for peer in filter(record.late.__contains__, replicas):
                 self._wiring.fail(stage, peer, now=self._clock.monotonic(), reason=LATE)
 

@@ -13,7 +13,7 @@ from swarm.consensus.ballot import VoteFile
 from swarm.consensus.history import History
 from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.consensus.roster import Roster, lost_parts
+from swarm.consensus.roster import Roster, lacking, lost_parts
 from swarm.errors import Ending, PeerError
 from swarm.events import LimitSlows, LimitTooLow
 from swarm.ids import PartName, PeerId
@@ -27,7 +27,7 @@ from swarm.security.signing import verify
 from swarm.step.calls import StepCalls
 from swarm.step.member.branch import Forking
 from swarm.step.member.position import Position
-from swarm.step.observe_messages import RunStanding
+from swarm.step.observe_messages import MAX_LACKING, RunStanding
 from swarm.step.rules import StepRules
 from swarm.waiting import AdaptiveDeadline
 
@@ -141,6 +141,7 @@ class RunContext:
             closed=closed,
             waiting_for="" if closed is not None else self.situation.waiting_for[:MAX_WAITING_CHARS],
             lost=lost_parts(self.position.roster, self.around.watch.gone),
+            lacking=lacking(self.position.roster, self.around.watch.gone)[:MAX_LACKING],
             leaving=self.exit.asked,
             returning=bool(self.position.cut_off) or (self.settings.returns and not self.position.is_member),
         )

@@ -21,6 +21,7 @@ from swarm.membership.part_memory import MORE_MEMORY
 from swarm.membership.run import RunContext
 from swarm.network.discovery.records import PeerRecord, numbers_in
 from swarm.network.protocols import Endpoint
+from swarm.security.credentials import Credential
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
 from swarm.waiting import ExponentialBackoff
 
@@ -138,6 +139,7 @@ class Survey:
 
     def __init__(self, run: RunContext) -> None:
         self._run, self._around, self._endpoint = run, run.around, run.around.endpoint
+        self._lacking: tuple[tuple[str, str], ...] = ()
 
     async def choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Choose what this peer holds when it joins after the record ``head``, and say so in an event; of a part that
@@ -145,11 +147,13 @@ class Survey:
         split, settings, me = self._around.manifest.split, self._run.settings, self._endpoint.peer
         free = settings.role == "stage" and settings.stage is None
         leaving, arriving = await asyncio.gather(self._leaving(head.members), self._arriving()) if free else ((), {})
+        home = self._home(head.members, me, self._around.credential)
+        arriving = {p: one for p, one in arriving.items() if self._home(head.members, p, one.credential) == home}
         unfit = await asyncio.to_thread(unfit_parts, self._around, settings.role, settings.stage)
         places = Places(
             stages=split.stages,
             private_ends=split.ends == "private",
-            lost=lost,
+            lost={*lost, *(part for at, part in self._lacking if at == home)},
             leaving=leaving,
             arriving={peer: _heads_for(record) for peer, record in arriving.items()},
             cannot={peer: numbers_in(record.unfit) for peer, record in arriving.items()},
@@ -157,6 +161,7 @@ class Survey:
             beside=head.members.parts_beside(me, settings.beside),
             unfit=unfit,
             chosen=self._run.situation.part,
+            home=home,
         )
         try:
             part, reason = choose_place(head.members, me, settings.role, settings.stage, places)
@@ -169,12 +174,21 @@ class Survey:
             self._run.assigned(part, reason, head)
         return part
 
+    @staticmethod
+    def _home(roster: Roster, peer: PeerId, credential: Credential | None) -> str | None:
+        """Return the organisation of a peer that may be no member yet; None where microbatches pass anybody."""
+        if not roster.borders.drawn:
+            return None
+        return roster.borders.home(peer) or ("" if credential is None else credential.grant.organisation)
+
     async def lost(self, roster: Roster, contact: PeerId | None) -> tuple[str, ...]:
-        """The parts that nobody holds any more, as the contact sees it, or the first member that answers."""
+        """The parts that nobody holds any more, and for :meth:`choose` those that an organisation lacks, as the
+        contact sees it, or the first member that answers."""
         others = [peer for peer in roster.peers if peer not in (self._endpoint.peer, contact)]
         for peer in [*filter(None, [contact]), *others[:MAX_ASKED]]:
             standing = await self._ask(peer)
             if standing is not None and not standing.returning:
+                self._lacking = standing.lacking
                 return standing.lost
         return ()
 

@@ -57,6 +57,13 @@ class SplitConfig(Section):
     """Blocks of each stage; left out: spread evenly, and earlier stages take the remainder."""
     ends: Literal["private", "hosted"] = "private"
     """``private``: every trainer holds embedding and head; ``hosted``: the first and the last stage do."""
+    routes: Annotated[Literal["any", "organisation"], Field(exclude_if=lambda routes: routes == "any")] = "any"
+    """Whom microbatches pass: ``any`` host, or those of the trainer's ``organisation`` alone, as invites name it."""
+
+    @property
+    def own_routes(self) -> bool:
+        """Return whether microbatches stay in the organisation of their trainer."""
+        return self.routes == "organisation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Two implementations exist, held to one conformance suite: ``swarm.network.endpoi
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from swarm.errors import BugError
@@ -146,10 +146,12 @@ class Service(Protocol):
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
     """Bytes on the wire since the endpoint opened, frames' headers included; by remote peer; of very many
-    peers, those with the fewest together under no name."""
+    peers, those with the fewest together under no name. ``sent_by`` has what was sent by the name of the method that it
+    was sent for, too, as its question or its answer."""
 
     bytes_sent: Mapping[PeerId, int]
     bytes_received: Mapping[PeerId, int]
+    sent_by: Mapping[str, Mapping[PeerId, int]] = field(default_factory=dict)
 
     @property
     def total(self) -> tuple[int, int]:

@@ -304,7 +304,7 @@ class SimEndpoint:
         try:
             admitted = server._context.copy().run(server._admit, self.peer, request, size)
         except PeerError as error:
-            await self._travel(self, server, wire_bytes(len(request)))  # a refused payload stays where it is
+            await self._travel(self, server, wire_bytes(len(request)), "")  # a refused payload stays where it is
             raise await self._fail(server, error) from error
         create = asyncio.get_running_loop().create_task
         copy = self.network.received(self.peer, server.peer, payload)
@@ -338,11 +338,11 @@ class SimEndpoint:
         """Run a handler as this peer, whoever called."""
         wire, payload, deadline = sent
         try:
-            await self._travel(caller, self, wire)
+            await self._travel(caller, self, wire, admitted.method.rpc.name)
             body, answer = await handle(admitted, caller.peer, Incoming(memoryview(payload), deadline))
             size = memoryview(answer.payload).nbytes
             more = self.network.added_weight(admitted.method.rpc.name, self.peer, size)
-            await self._travel(self, caller, wire_bytes(len(body), size) + more)
+            await self._travel(self, caller, wire_bytes(len(body), size) + more, admitted.method.rpc.name)
             return body, answer.payload
         except PeerError as error:
             raise await caller._fail(self, error) from error
@@ -355,11 +355,11 @@ class SimEndpoint:
 
     async def _fail(self, server: SimEndpoint, error: PeerError) -> PeerError:
         content = pack_error(error)
-        await self._travel(server, self, wire_bytes(len(content)))
+        await self._travel(server, self, wire_bytes(len(content)), "")
         return unpack_error(content, server.peer)
 
-    async def _travel(self, source: SimEndpoint, target: SimEndpoint, size: int) -> None:
-        source.meter.sent[target.peer] += size
+    async def _travel(self, source: SimEndpoint, target: SimEndpoint, size: int, method: str) -> None:
+        source.meter.sends_bytes(target.peer, size, method)
         await self.network.carry(source.peer, target.peer, size)
         target.meter.received[source.peer] += size
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 
 from swarm.clock import moment
 from swarm.consensus.copies import copy_holders
-from swarm.consensus.roster import TRAINERS, HowToJoin, Roster, join_words, lost_parts, lost_replicas
+from swarm.consensus.roster import NO_PARTS, ROUTES, TRAINERS, HowToJoin, Roster, join_words, lost_parts, lost_replicas
 from swarm.errors import Advice
-from swarm.ids import ENDS, PartName, PeerId
+from swarm.ids import ENDS, PartName, PeerId, stage_part
 
 
 def awaited_majority(there: int, voters: int, needed: int, alone_at: float | None) -> str:
@@ -96,6 +96,12 @@ def _holder(
     if part == TRAINERS:
         lost = _named(roster, roster.trainers)
         return f"a trainer to join ({how(None)}): {lost} lost, and nobody else feeds the run"
+    if part == ROUTES:
+        lost = _named(roster, [peer for peer in roster.peers if peer in gone and roster.borders.home(peer)])
+        return (
+            f"an organisation with a trainer and every stage: {lost} lost; next: start one where it was, or have a "
+            "peer join with an invite that names an organisation which lacks it"
+        )
     replicas = roster.replicas(PartName(part))
     there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
     if not (there if kept is None else part in kept):
@@ -109,6 +115,27 @@ def _holder(
     return f"{who} to join for {part} ({how(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
 
 
+def awaited_near(roster: Roster, me: PeerId, gone: Collection[str], how: HowToJoin = join_words) -> str:
+    """Return what trainers of our organisation wait for, where microbatches stay in it and it lacks a stage, with what
+    can be done; "" for nothing."""
+    borders = roster.borders
+    if not borders.drawn or me not in roster:
+        return ""
+    if not (home := borders.home(me)):
+        none = "this peer's organisation, which no invite names: microbatches pass nobody without one"
+        return f"{none}; next: ask an issuer for an invite that names it, and join anew"
+    if not any(borders.near(me, trainer) for trainer in roster.trainers):
+        return ""
+    within = borders.within(me, roster.stages())
+    lacking = [stage_part(stage) for stage, replicas in enumerate(within) if all(peer in gone for peer in replicas)]
+    if not lacking:
+        return ""
+    return (
+        f"a host of {' and of '.join(lacking)} in {home}, whose trainers wait while others go on; next: {home} starts "
+        f"one ({how(lacking[0])}), with an invite that names {home}"
+    )
+
+
 ONCE_WANTED = f"the run goes back to a checkpoint once that is wanted: {Advice.SAY_SO}"
 """What is said beside such parts by who does not lead, in a run that asks."""
 
@@ -116,7 +143,7 @@ ONCE_WANTED = f"the run goes back to a checkpoint once that is wanted: {Advice.S
 def awaited_word(roster: Roster, gone: Collection[PeerId], copies: int) -> str:
     """Return what a run that asks waits for, too, where nobody who is there should keep a copy of a lost part; else
     ""."""
-    lost = [PartName(part) for part in lost_parts(roster, gone) if part != TRAINERS]
+    lost = [PartName(part) for part in lost_parts(roster, gone) if part not in NO_PARTS]
     return ONCE_WANTED if any(set(copy_holders(roster, part, copies)) <= set(gone) for part in lost) else ""
 
 

@@ -55,6 +55,11 @@ class LiveCalls:
     def __init__(self, calls: StepCalls, liveness: Liveness) -> None:
         self._calls, self._liveness = calls, liveness
 
+    @property
+    def me(self) -> PeerId:
+        """Our own identity."""
+        return self._calls.me
+
     async def ask(self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT, *, timeout_s: float) -> ReplyT:
         """One member's answer. Raises a PeerError that names it: Unreachable when it is, or is found, gone."""
         asking = asyncio.create_task(self._calls.ask(peer, rpc, body, timeout_s=timeout_s))

@@ -111,7 +111,7 @@ class Over(Message):
 
     step: Count
     term: Count
-    part: PartField | Literal["trainers"]
+    part: PartField | Literal["trainers", "routes"]
 
 
 class Prepare(Message):

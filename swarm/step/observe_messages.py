@@ -9,6 +9,9 @@ from pydantic import Field, StringConstraints
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.network.protocols import Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
+from swarm.security.credentials import OrganisationName
+
+MAX_LACKING = 64
 
 
 class StandingRequest(Message):
@@ -19,7 +22,7 @@ class RunStanding(Message):
     """Who founds the run, the newest closed step (None before the genesis), what the start waits for, which parts
     nobody holds any more, as far as is known there (see :func:`swarm.consensus.roster.lost_parts`), whether the one
     that answers has been asked to leave, and whether it was in the run before and is on its way back: such a one may
-    know less than who asks."""
+    know less than who asks. ``lacking`` are the stages that organisations lack, where microbatches stay in one."""
 
     founder: PeerIdField
     closed: Count | None
@@ -27,6 +30,10 @@ class RunStanding(Message):
     lost: Annotated[tuple[Annotated[str, StringConstraints(max_length=16)], ...], Field(max_length=1025)] = ()
     leaving: bool = False
     returning: bool = False
+    lacking: Annotated[
+        tuple[tuple[OrganisationName, PartField], ...],
+        Field(max_length=MAX_LACKING, exclude_if=lambda lacking: not lacking),
+    ] = ()
 
 
 class HashRequest(Message):

@@ -133,6 +133,7 @@ class StepRules:
             elsewhere = contribution.early and not settled
             if not elsewhere and replica not in roster.replicas(stage_part(stage)):
                 raise Refused(f"{replica} is not a replica of stage {stage}")
+        roster.borders.check(trainer, contribution.route)
 
     def check_loss(self, contribution: Contribution) -> None:
         """Raises Violation for tokens or a loss that no microbatch has, and that cannot be summed."""

@@ -106,14 +106,14 @@ class CallerStream:
             self._last = call = next(self._ids)
             pending = self._pending[call] = _Pending(max_reply_bytes, loop.create_future())
             try:
-                await self._send(call, pending, (head, packed), payload)
+                await self._send(call, pending, rpc.name, (head, packed), payload)
                 await pending.answered
                 return self._decode(pending, rpc.reply), pending.payload
             finally:
                 del self._pending[call]
                 if pending.open:
                     with contextlib.suppress(Unreachable):
-                        self._link.send_nowait(Kind.CANCEL, call)
+                        self._link.send_nowait(Kind.CANCEL, call, method=rpc.name)
                 # An error's traceback leads to this frame, which would lead back to the error: a cycle that keeps the
                 # caller's frames, payloads among them, until the collector comes by.
                 del pending, payload
@@ -125,7 +125,7 @@ class CallerStream:
         with self._use():
             await self._link.pace(len(head) + len(packed))
             self._last = call = next(self._ids)
-            await self._link.send(Kind.NOTICE, call, packed, head=head)
+            await self._link.send(Kind.NOTICE, call, packed, method=rpc.name, head=head)
 
     @contextlib.contextmanager
     def _use(self) -> Iterator[None]:
@@ -140,16 +140,19 @@ class CallerStream:
         if self._retired and not self._using:
             self._link.finish(Unreachable("another stream took its place", peer=self._peer))
 
-    async def _send(self, call: int, pending: _Pending, request: tuple[bytes, bytes], payload: Payload) -> None:
+    async def _send(
+        self, call: int, pending: _Pending, method: str, request: tuple[bytes, bytes], payload: Payload
+    ) -> None:
         """Request and payload, until it is all sent or the other side has refused it."""
         try:
             head, body = request
-            await self._link.send(Kind.REQUEST, call, body, memoryview(payload).nbytes, head=head)
+            size = memoryview(payload).nbytes
+            await self._link.send(Kind.REQUEST, call, body, size, method=method, head=head)
             pending.requested = True
             for chunk in cut(payload):
                 if pending.answered.done():
                     return
-                await self._link.send_chunk(call, chunk)
+                await self._link.send_chunk(call, chunk, method=method)
             pending.sent = True
         except Unreachable:
             if not pending.answered.done():  # else: its refusal came first and says more

@@ -141,28 +141,26 @@ class Link(asyncio.BufferedProtocol):
         self._read_on()
 
     async def send(
-        self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, head: bytes = b""
+        self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, method: str, head: bytes = b""
     ) -> None:
-        """Write one frame, for which :meth:`pace` has waited, when it is this sender's turn and the stream takes more.
-        Raises Unreachable, also for a peer that has not read for UNREAD_S."""
+        """Write one frame for a call of ``method``, for which :meth:`pace` has waited, when it is this sender's turn
+        and the stream takes more. Raises Unreachable, also for a peer that has not read for UNREAD_S."""
         async with self._turns:
-            self._write_frame(encode_frame(kind, call, content, payload_bytes, head=head))
+            self._write_frame(encode_frame(kind, call, content, payload_bytes, head=head), method)
 
-    async def send_chunk(self, call: int, chunk: memoryview) -> None:
+    async def send_chunk(self, call: int, chunk: memoryview, *, method: str) -> None:
         """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable, also for a
         peer that has not read for UNREAD_S."""
         await self.pace(len(chunk), payload=True)
         async with self._turns:
             self._check_open()
-            self._write(encode_header(Kind.CHUNK, call, len(chunk)))
-            self._write(chunk)
+            self._write(encode_header(Kind.CHUNK, call, len(chunk)), method)
+            self._write(chunk, method)
 
-    def send_nowait(
-        self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, head: bytes = b""
-    ) -> None:
+    def send_nowait(self, kind: Kind, call: int, content: bytes = b"", *, method: str = "") -> None:
         """Write one small frame ahead of every waiting sender. Raises Unreachable, also for a peer that never reads."""
-        frame = encode_frame(kind, call, content, payload_bytes, head=head)
-        self._write_frame(frame)
+        frame = encode_frame(kind, call, content)
+        self._write_frame(frame, method)
         if (rate := self._meter.sends(self.peer)) is not None:
             rate.gone(len(frame))
 
@@ -173,12 +171,12 @@ class Link(asyncio.BufferedProtocol):
         if (rate := self._meter.sends(self.peer)) is not None:
             await rate.turn(wire_bytes(content_bytes), payload=payload, lost=lambda: self.lost is not None)
 
-    def _write_frame(self, frame: bytes) -> None:
+    def _write_frame(self, frame: bytes, method: str) -> None:
         self._check_open()
         if self._transport.get_write_buffer_size() + len(frame) > MAX_UNSENT_BYTES:
             self._unread()
             self._check_open()
-        self._write(frame)
+        self._write(frame, method)
 
     @property
     def flushed(self) -> bool:
@@ -289,8 +287,8 @@ class Link(asyncio.BufferedProtocol):
         if self._decoder.within:
             self._frames.watch()
 
-    def _write(self, piece: bytes | memoryview) -> None:
-        self._meter.sent[self.peer] += len(piece)
+    def _write(self, piece: bytes | memoryview, method: str) -> None:
+        self._meter.sends_bytes(self.peer, len(piece), method)
         self._turns.written += len(piece)  # first: the transport may be full, and say so, before it returns
         self._transport.write(piece)
 

@@ -180,14 +180,22 @@ class ByteMeter:
     def __init__(self, limits: RateLimits | None = None, me: PeerId | None = None) -> None:
         limits = limits or RateLimits()
         self.sent = _Counts()
+        self.sent_by: dict[str, _Counts] = {}
         self.received = _Counts()
         self._sending = None if limits.upload is None else SendRate(limits.upload)
         self._receiving = None if limits.download is None else ReceiveRate(limits.download)
         self._me = me
 
+    def sends_bytes(self, peer: PeerId, size: int, method: str) -> None:
+        """Count what is sent for a call of a method, asked or answered: of those only that are called or served here,
+        so that no peer adds names; "" for what is said of no call."""
+        self.sent[peer] += size
+        self.sent_by.setdefault(method, _Counts())[peer] += size
+
     def statistics(self) -> LinkStatistics:
         """A copy."""
-        return LinkStatistics(dict(self.sent), dict(self.received))
+        by = {method: dict(counts) for method, counts in self.sent_by.items()}
+        return LinkStatistics(dict(self.sent), dict(self.received), by)
 
     def sends(self, peer: PeerId) -> SendRate | None:
         """The rate at which streams to this peer send; None: any."""

@@ -251,9 +251,10 @@ class ServerStream:
                 if open_call.silent:
                     return
                 await self._link.pace(len(body))
-                await self._link.send(Kind.REPLY, call, body, memoryview(answer.payload).nbytes)
+                name = admitted.method.rpc.name
+                await self._link.send(Kind.REPLY, call, body, memoryview(answer.payload).nbytes, method=name)
                 for chunk in cut(answer.payload):
-                    await self._link.send_chunk(call, chunk)
+                    await self._link.send_chunk(call, chunk, method=name)
         except TimeoutError:
             self._fail(open_call, call, DeadlineMissed("not answered in time"))
         except Violation as violation:

@@ -19,6 +19,7 @@ from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.table import MicrobatchTable
+from swarm.security.borders import OPEN, Borders
 
 logger = logging.getLogger(__name__)
 MAX_EVALUATED = 2
@@ -87,15 +88,19 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """Who takes part in a step: whose microbatches are taken, and who may stand where on a route."""
+    """Who takes part in a step: whose microbatches are taken, who may stand where on a route, and which of them on one
+    route."""
 
     trainers: frozenset[PeerId]
     stages: tuple[frozenset[PeerId], ...]
+    borders: Borders = OPEN
 
     @classmethod
-    def of(cls, trainers: Iterable[PeerId], stages: Iterable[Iterable[PeerId]]) -> Participants:
+    def of(
+        cls, trainers: Iterable[PeerId], stages: Iterable[Iterable[PeerId]], borders: Borders = OPEN
+    ) -> Participants:
         """Return those of a roster's slices."""
-        return cls(frozenset(trainers), tuple(map(frozenset, stages)))
+        return cls(frozenset(trainers), tuple(map(frozenset, stages)), borders)
 
 
 class AdmissionRules:
@@ -149,6 +154,7 @@ class AdmissionRules:
         if stranger is not None:
             reason = f"{stranger} does not hold the stage at which the route names it"
             raise Busy("not open yet") if may_be_new else Refused(reason)
+        self.participants.borders.check(self._context.endpoint.peer, (trainer, *route))
 
     def _upstream(self, trainer: PeerId, route: tuple[str, ...]) -> str:
         return trainer if self._settings.first else route[self._settings.stage - 1]
@@ -291,6 +297,7 @@ class AdmissionRules:
         next."""
         if caller not in self.participants.trainers or body.microbatch.trainer != caller:
             raise Refused("only a trainer has rows of its own evaluated")
+        self.participants.borders.check(self._context.endpoint.peer, (caller,))
         if body.hop != self._settings.stage:
             raise Refused(f"this is stage {self._settings.stage}, not {body.hop}")
         if body.step == self._table.step + 1:

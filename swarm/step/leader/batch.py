@@ -200,12 +200,13 @@ class BatchCollection:
         return None
 
     def _count_trainers(self, out: Mapping[PeerId, str]) -> None:
-        """Take back what gone trainers had leased, and early work that nobody can add any more; the others must hear
-        that there is quota again."""
+        """Take back what trainers had leased that are gone or have no way, and early work that nobody can add any more;
+        the others must hear that there is quota again."""
         if self._book.void_early(out):
             self.quota_again()
         if self._book.count_on(out):
-            lost = tuple(peer for peer in self._roster.trainers if peer in out)
+            feeding = self._roster.feeding(out)
+            lost = tuple(peer for peer in self._roster.trainers if peer not in feeding)
             self._context.events.emit(WorkWithdrawn(step=self._book.step, trainers=lost))
             self.quota_again()
 

@@ -89,7 +89,7 @@ class StepBook:
 
     def begin_first(self) -> None:
         """Lead the first term: nothing was begun before. Each trainer has its first lease by rule, and need not ask."""
-        trainers = self.roster.trainers
+        trainers = self.roster.feeding()
         self.led = LedTerm(0, self._new_ledger(trainers))
         for trainer in trainers:
             self.led.ledger.lease(self.step, trainer, self._rules.first_lease(trainers))
@@ -97,9 +97,9 @@ class StepBook:
     def begin_term(self, term: int, gone: Container[PeerId]) -> None:
         """Lead a later term: nothing is known yet, every trainer that is there must say what it has begun before
         anything is leased. With hosted ends, what we bore witness of for a lost trainer counts."""
-        there = [trainer for trainer in self.roster.trainers if trainer not in gone]
+        there = self.roster.feeding(gone)
         self.led = LedTerm(term, self._new_ledger(there), set(there))
-        for trainer in self.roster.trainers if self._hosted else ():
+        for trainer in self._held_by_others(gone):
             if trainer in gone:
                 self.led.ledger.inherit(trainer, self.witness.completed.values(), self._cursors.get(trainer, (0, 0)))
         self.requests.begin_term()
@@ -116,26 +116,31 @@ class StepBook:
     # --- what the leader does with it ----------------------------------------------------------------------------
 
     def count_on(self, gone: Container[PeerId]) -> bool:
-        """Go on without the trainers that are gone, and with those that have come back; whether there is quota again
-        that others must be told of."""
+        """Go on without the trainers that are gone or have no way, and with those that have come back; whether there is
+        quota again that others must be told of."""
         led = self.led
-        there = [trainer for trainer in self.roster.trainers if trainer not in gone]
+        there = self.roster.feeding(gone)
         if led is None or set(there) == set(led.ledger.trainers):
             return False
         led.awaited = (led.awaited & set(there)) | (set(there) - set(led.ledger.trainers))
-        keep = self._places(self.roster.trainers if self._hosted else ())
+        keep = self._places(self._held_by_others(gone))
         led.ledger.share(self._rules.quota(self.step, there), keep)
         self._changed.set()
         return True
 
+    def _held_by_others(self, gone: Container[PeerId]) -> list[PeerId]:
+        """Return the trainers whose work can be finished without them: with hosted ends, and where it has a way."""
+        return [trainer for trainer in self.roster.trainers if self._hosted and self.roster.whole(trainer, gone)]
+
     def void_early(self, gone: Container[PeerId]) -> bool:
-        """Find whether at some stage nobody is left who has the parameters that early work is computed with: all who
-        are there have joined since. Then none of it counts. Whether that is news."""
+        """Find whether at some stage nobody is left, or nobody near a trainer, who has the parameters that early work
+        is computed with: all who are there have joined since. Then none of it counts. Whether that is news."""
         if self.early_void or not self._rules.early:
             return False
         able = [peer for peer in self.roster.peers if peer not in gone and self.computes_early(peer)]
-        stages = [part for part in self.roster.parts if part != ENDS]
-        if all(any(self.roster[peer].part == part for peer in able) for part in stages):
+        stages, unable = [part for part in self.roster.parts if part != ENDS], set(self.roster.peers).difference(able)
+        held = all(any(self.roster[peer].part == part for peer in able) for part in stages)
+        if held and all(self.roster.whole(trainer, unable) for trainer in self.roster.feeding(gone)):
             return False
         self.early_void = True
         if self.led is not None:

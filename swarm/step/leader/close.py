@@ -206,6 +206,7 @@ class StepClose:
             stages,
             computed_again=self._context.rules.inner_steps == 1,
             early=self.book.computes_early,
+            borders=self.book.roster.borders,
         )
         return Reconcile(
             step=self.book.step,

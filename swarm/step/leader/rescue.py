@@ -18,7 +18,7 @@ from swarm.consensus.changes import Admission, Changes, PersonsWord, Reassign
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import CloseRecord
-from swarm.consensus.roster import TRAINERS, Roster, lost_parts, needed
+from swarm.consensus.roster import NO_PARTS, Roster, lost_parts, needed
 from swarm.errors import Advice, Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.events import MoveDeclined
 from swarm.ids import PartName, PeerId, stage_of
@@ -129,7 +129,7 @@ class Rescuing:
         """Return what those say who hold a copy: who lies about its copy has none for us."""
         offers, unsure = dict[str, list[Consent]](), False
         for part in lost:
-            if part == TRAINERS:
+            if part in NO_PARTS:
                 continue
             holders = copy_holders(self._roster, PartName(part), self._context.copies)
             if part in self._context.rules.frozen:
@@ -227,7 +227,7 @@ class Rescuing:
             there = [peer for peer in self._roster.peers if peer not in self._lost]
             self._found = await context.checkpoint([*there, *(PeerId(join.member.peer) for join in asking)])
             self._looked, self._asked = waited_s, anew
-        bare = [part for part in lost if part != TRAINERS and not offers.said.get(part)]
+        bare = [part for part in lost if part not in NO_PARTS and not offers.said.get(part)]
         granted = self._granted(await self._present(asking), offers.said)
         self._asked_for = granted is not None
         if isinstance(proof := self._found, str):
@@ -301,7 +301,7 @@ class Rescuing:
         awaited = awaited_holders(self._roster, gone, context.copies, kept, how)
         if self._asked_for:  # nobody else need be started
             awaited = f"{names}, of which nobody keeps a copy: somebody asks to hold it again"
-        if any(part != TRAINERS and part not in kept for part in lost):
+        if any(part not in NO_PARTS and part not in kept for part in lost):
             until = context.clock.wall() + context.rules.wait_for_lost_s - waited_s
             awaited = f"{awaited}; {awaited_return(self._in_the_way, until)}"
         context.waiting(awaited)

@@ -246,7 +246,7 @@ class AcceptanceRules:
     def check_lost(self, roster: Roster, record: CloseRecord, gone: Collection[str]) -> None:
         """Raises Busy where we believe that one is there of those that a void record calls lost, or are one: we may
         accept it yet."""
-        if there := sorted(needed(roster, lost_parts(roster, record.absent)) - set(gone)):
+        if there := sorted(needed(roster, lost_parts(roster, record.absent), record.absent) - set(gone)):
             raise Busy(f"{there[0]} is there, as far as is known here")
 
     def check_back(self, body: Propose, known: bool, copied: Collection[str]) -> None:

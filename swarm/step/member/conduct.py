@@ -82,7 +82,7 @@ class Vetoes:
             return ""  # those that closed it have signed that they saw no majority: what we heard is another side
         if (why := self._absence(roster, record, conduct, gone, now)) or record.term > 0:
             return why
-        there = [peer for peer in roster.trainers if peer not in record.absent and peer not in conduct.missed]
+        there = roster.feeding({*record.absent, *conduct.missed})
         return self._quota(record, there)
 
     def _absence(

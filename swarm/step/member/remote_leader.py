@@ -207,7 +207,8 @@ class RemoteLeader:
         if self._at.open_step != step:
             raise WrongStep(f"step {step} is closed, step {self._at.open_step} is open")
         if step > self._book.step:
-            first = self._at.rules.first_lease(self._at.roster.trainers)
+            feeding = self._at.roster.feeding()
+            first = self._at.rules.first_lease(feeding) if self._calls.me in feeding else 0
             self._book = TrainerBook(step, leased=first, ready=first)
         return self._book
 
