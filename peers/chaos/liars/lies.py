@@ -68,8 +68,8 @@ class Liar:
         return len(self.told)
 
     def lies(self, *about: Any) -> bool:
-        """Return whether it lies about this: the same each time that it is asked."""
-        if self._drawn(about) >= self.rate * 2**32:
+        """Return whether it lies about this: the same each time that it is asked. It lies about the first."""
+        if self.told and about not in self.told and self._drawn(about) >= self.rate * 2**32:
             return False
         self.told.add(about)
         return True
