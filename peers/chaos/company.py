@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from peers.chaos import faults
 from peers.chaos.cast import twin_of
 from peers.chaos.faults import CODES, CannotInflict, Fault
+from peers.chaos.liars.orders import as_liar
 from peers.chaos.world import PeerSpec, Stamps, SteadyWall
 from peers.exit_codes import EXIT_DRAINED
 from swarm.monitoring.reader import RawEvent, Recorded, decode_line
@@ -25,6 +26,7 @@ Hear = Callable[[str, str, Mapping[str, Any]], None]
 class TrackedPeer(Protocol):
     """A peer of a world. ``read`` is how far the output of its newest start is read."""
 
+    spec: PeerSpec
     read: int
     identity: str
 
@@ -260,6 +262,8 @@ class BaseWorld(ABC, Generic[P]):
                 raise CannotInflict(f"{fault.name}: the play is over")
             if isinstance(fault, faults.Restart):
                 self._check_struck(fault.peer)
+                if fault.lie:
+                    self.peers[fault.peer].spec = as_liar(self.peers[fault.peer].spec, fault.lie)
             if isinstance(fault, _CUTS) and fault.seconds is not None:
                 self._check_sides(fault)
             hit = tuple(self._strike(fault))

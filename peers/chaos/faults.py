@@ -134,10 +134,17 @@ class SkewClock(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Restart(Fault):
-    """Kill a peer where it still lives, and start it again with its identity; with or without what was on its disk."""
+    """Kill a peer where it still lives, and start it again with its identity; with or without what was on its disk.
+    With a ``lie`` (``KIND:RATE``) it is a program from then on that tells it: :mod:`peers.chaos.liars`."""
 
     peer: str
     keep_disk: bool = True
+    lie: str = ""
+
+    @property
+    def name(self) -> str:
+        """See :class:`Fault`."""
+        return "lie" if self.lie else NAMES[Restart]
 
 
 @dataclass(frozen=True, slots=True)

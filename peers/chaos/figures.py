@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
@@ -44,6 +44,7 @@ FIGURES: Mapping[str, str] = {
     "relayed": "peers that were reached through others",
     "punched": "those of them that called another of them directly, through a hole in both their routers",
     "forced_leaves": "peers that were told to leave and were killed, for their time was up before they had",
+    "lies": "microbatches and steps about which members lied, all of them together",
     "strangers_answered": "methods, the directory among them, that answered strangers and did not refuse",
     "strangers_kept": "steps a second while strangers attacked peers ÷ those while they attacked a sink, in turns",
     "strangers_s": "for how long strangers attacked peers, all of their processes together",
@@ -78,7 +79,8 @@ class Played:
     """All there is to look at. ``stages`` of the model; ``deaths`` of peers that no strike explains, ``forced`` ends of
     those that were told to leave and had not when their time was up. What was closed after ``ended``, when everybody
     was told to leave, is not measured; a play that ended ``by_clock`` waited for more steps until then. Strikes that
-    lie ``quiet_s`` apart or more have quiet between them. ``strangers`` are the reports of theirs."""
+    lie ``quiet_s`` apart or more have quiet between them. ``strangers`` are the reports of theirs, ``lies``
+    about how much members lied, by name."""
 
     evidence: Evidence
     report: Report
@@ -91,6 +93,7 @@ class Played:
     by_clock: bool = False
     quiet_s: float = math.inf
     strangers: Sequence[Mapping[str, Any]] = ()
+    lies: Mapping[str, int] = field(default_factory=dict)
 
 
 def closings(evidence: Evidence) -> tuple[StepClosing, ...]:
@@ -126,6 +129,7 @@ def figures(played: Played) -> dict[str, Number]:
         "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")} & {one.step for one in closed}),
         **_of_relayed(played.evidence),
         "forced_leaves": played.forced,
+        "lies": sum(played.lies.values()) if played.lies else None,
         **_of_strangers(played.strangers, closed),
         "unexpected_deaths": played.deaths,
     }

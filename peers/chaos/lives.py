@@ -137,7 +137,7 @@ def _done(strike: Struck, name: str) -> Iterable[_Change]:
         return
     if strike.kind == "kill":
         yield _Change(strike.wall, 0, "absent")
-    elif strike.kind in ("restart", "start", "joiner_storm"):
+    elif strike.kind in ("restart", "lie", "start", "joiner_storm"):
         yield _Change(strike.wall, 0, "joining", "")
     elif strike.kind in _OVER:
         cause = (strike.kind, strike.label)

@@ -32,6 +32,8 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from peers.chaos.figures import FIGURES
 from peers.chaos.invariants.check import CHECKERS
+from peers.chaos.liars.orders import KINDS as LIES
+from peers.chaos.liars.orders import LIE
 from peers.chaos.strangers.findings import Attack
 from swarm.disk import read_named
 from swarm.errors import ConfigError
@@ -44,6 +46,7 @@ _LABEL = r"^[^:]*$"
 _PATTERNS = {
     _NAME: "1 to 41 small letters, digits and dashes, the first no dash",
     _LABEL: "a label without a colon: those of drawn strikes and of returns have one",
+    LIE: f"KIND:RATE, with a kind of {', '.join(LIES)}, and a rate up to 1",
 }
 
 _OF_EVERY_FAULT = frozenset({"do", "label", "on", "at_s"})
@@ -157,6 +160,7 @@ KINDS: Mapping[str, FaultKeys] = {
     "skew_clock": FaultKeys(("peers", "offset_s")),
     "restart": FaultKeys(("peers",), ("keep_disk",)),
     "upgrade": FaultKeys(("peers",), ("grace_s",)),
+    "lie": FaultKeys(("peers", "lie")),
     "start": FaultKeys(("peers",)),
     "moment": FaultKeys(),
     "twin": FaultKeys(("peers",)),
@@ -202,6 +206,7 @@ class FaultEntry(Section):
     count: Small | None = None
     attacks: tuple[Attack, ...] = ()
     knows: Literal["address", "run"] = "address"
+    lie: Annotated[str, StringConstraints(pattern=LIE)] = ""
     messages: Annotated[int, Field(ge=1)] = 1
     grace_s: Seconds = 30.0
     latency_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0

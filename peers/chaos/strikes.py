@@ -135,6 +135,7 @@ _OF_ONE: Mapping[str, Callable[[FaultEntry, str], Fault]] = {
     "skew_clock": lambda entry, peer: faults.SkewClock(peer, entry.offset_s or 0.0),
     "restart": lambda entry, peer: faults.Restart(peer, entry.keep_disk),
     "upgrade": lambda entry, peer: faults.Upgrade(peer, entry.grace_s),
+    "lie": lambda entry, peer: faults.Restart(peer, lie=entry.lie),
     "start": lambda entry, peer: faults.Start(peer),
     "twin": lambda entry, peer: faults.Twin(peer),
 }

@@ -14,6 +14,7 @@ from peers.chaos.figures import Number, Played, StepClosing, by_kind, closings, 
 from peers.chaos.invariants.check import CHECKERS, USUAL, Report, check, meaning
 from peers.chaos.invariants.evidence import Evidence, gather
 from peers.chaos.invariants.findings import Limits
+from peers.chaos.liars.orders import read_lies
 from peers.chaos.lives import End, PeerLifetime, Player, Struck, lives
 from peers.chaos.play import PlayOutcome
 from peers.chaos.scenario import Scenario
@@ -96,6 +97,7 @@ def judge(
     there = evidence or Evidence((), ())
     life = lives(there, players, strikes, ends, outcome.ended)
     strangers = read_findings(world.homes(), world.stamps.offset or 0.0)
+    lies = read_lies(world.homes())
     told: dict[str, Number] = {}
     if report is not None:
         deaths = sum(not end.struck for end in outcome.ends)
@@ -103,8 +105,11 @@ def judge(
         quiet_s = scenario.schedule.quiet_s if scenario.schedule is not None else 0.0
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, forced=forced, ended=outcome.ended,
-                              by_clock=outcome.by_clock, quiet_s=quiet_s or math.inf, strangers=strangers))  # fmt: skip
+                              by_clock=outcome.by_clock, quiet_s=quiet_s or math.inf, strangers=strangers,
+                              lies=lies))  # fmt: skip
     problems = list(outcome.problems) + _of_strangers(strikes, strangers)
+    if not outcome.interrupted and any(strike.kind == "lie" for strike in strikes) and not any(lies.values()):
+        problems.append("nobody has lied: what the lie replaces was not called, or the liar was killed")
     if report is not None:
         problems += _broken(scenario, report, told)
     elif not outcome.interrupted:

@@ -29,6 +29,7 @@ MUST: Mapping[str, Mapping[str, object]] = {
     },
     "hf": {"swarms_bit_equal": 1, "replicas_killed": 2, "exports_differing": 0},
     "lora": {"runs_bit_equal": 1, "replicas_killed": 2, "bases_changed": 0, "adapters_differing": 0},
+    "liars": {"lies": 2, "runs_stopped": 0, "honest_accused": 0},
     "rebalance": {"lost": 0, "mismatches": 0},
     "goodput": {"lost": 0, "duplicated": 0, "digest_mismatches": 0},
     "scenarios": {"plays": 1, "kept": 1, "not_kept": {}, "faults": 1, "lost": 0, "duplicated": 0},

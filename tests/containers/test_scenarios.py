@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.process, pytest.mark.timeout(LONG_
 # Of the others three take five to fifteen minutes, and slow-region needs a kernel that delays packets.
 SHORT = (
     "bootstrap-dies", "region-partition", "whole-stage-dies", "odd-faults", "nat", "oom", "disk-full", "joiner-storm",
-    "rolling-upgrade", "spot-market", "rebalance", "strangers",
+    "rolling-upgrade", "spot-market", "rebalance", "strangers", "liars", "poison",
 )  # fmt: skip
 AT_A_TIME = 2
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from peers.chaos.liars.lies import Liar, lying
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.exchange import Exchange
@@ -35,7 +36,6 @@ from swarm.network.protocols import Answer, Incoming
 from swarm.pipeline.compute import Contributed, Material, StageCompute
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.sender import Sender
-from swarm.pipeline.stage.worker import Worker
 from swarm.schema import Empty
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
@@ -79,13 +79,13 @@ def test_replica_whose_sum_is_huge_stops_nobody_else(
 
 def test_replica_whose_sum_is_turned_around_is_left_out_and_named_by_those_that_guard(tmp_path: Path) -> None:
     swarm = SimSwarm(tmp_path, **LEARNS | {"hosts": 6, "averaging": {"guard": "leave-out"}})
-    with spoils_sums("host-0", lambda sums: sums * -10) as spoilt:
+    with lying(Liar("sum-x-10", mine=lambda: PEER.get() == "host-0")) as lie:
         run_world(swarm.run())
-    assert list(spoilt) == list(range(1, 11))
+    assert lie.told == {(step,) for step in range(1, 11)}
     liar = swarm.peers["host-0"].endpoint.peer
     told = [event for event in swarm.events(SumLeftOut) if event.part == "stage-0"]
     assert {event.peer for event in told} == {liar}
-    assert {event.step for event in told} == set(spoilt)
+    assert {(event.step,) for event in told} == lie.told
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 
@@ -197,23 +197,12 @@ def test_replica_that_hands_on_50_fold_gradients_is_named_and_nobody_else_where_
 # --- a host that gets slower and slower ------------------------------------------------------------------------------
 
 
-def test_host_that_delays_each_forward_longer_than_the_last_is_waited_for_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest, delays = Worker._forward, [0.05]
-
-    async def forward(worker: Worker, state: MicrobatchState, queued: float) -> None:
-        if PEER.get() == "host-0":
-            delays.append(delays[-1] * 1.25)
-            await LoopClock().sleep(delays[-1])
-        if not state.dropped:
-            await honest(worker, state, queued)
-
-    monkeypatch.setattr(Worker, "_forward", forward)
+def test_host_that_delays_each_forward_longer_than_the_last_is_waited_for_no_longer(tmp_path: Path) -> None:
     swarm = SimSwarm(tmp_path, **LEARNS | {"hosts": 3, "split": {"stages": 1}, "run": {"steps": 24}})
-    run_world(swarm.run())
+    with lying(Liar("slower", mine=lambda: PEER.get() == "host-0")) as lie:
+        run_world(swarm.run())
     took = [event.seconds for event in swarm.peers["bootstrap"].events.of(StepClosed)]
-    assert delays[-1] > 10, "its own deadline would have grown with it"
+    assert lie.kept["delay"] > 10, "its own deadline would have grown with it"
     assert max(took) < 15
     assert median(took[-8:]) < 2 * median(took[:4])
 

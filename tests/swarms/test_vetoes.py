@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from peers.chaos.liars.made_up import Inventor
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
@@ -17,7 +18,6 @@ from swarm.ids import PeerId
 from swarm.sim.loop import run_world
 from tests.harness.bad_leaders import Attack, bends_quota, evicts, forges_rows, striking, sybils_join, victim_of
 from tests.harness.expect import eventually
-from tests.harness.made_up import Inventor
 from tests.swarms.story import DONE
 
 STEP, STEPS = 3, 6
@@ -101,10 +101,12 @@ def test_records_that_one_voter_makes_up_are_accepted_by_nobody_in_any_term(tmp_
         async with asyncio.TaskGroup() as group:
             group.create_task(swarm.run(timeout_s=3600.0))
             await eventually(lambda: len({event.step for event in swarm.events(StepClosed)}) >= 3)
-            inventors.append(Inventor(swarm, "host-0"))
-            while len(inventors[0].made) < 200:
-                await inventors[0].strike()
-                await inventors[0].wait_next()
+            assert (membership := swarm.peers["host-0"].membership) is not None
+            inventors.append(inventor := Inventor(membership._run))
+            while len(inventor.made) < 200:
+                step = inventor.step
+                await inventor.strike()
+                await inventor.wait(step + 1)
 
     run_world(live())
     (inventor,) = inventors

@@ -23,7 +23,9 @@ HARMLESS = MARKS | SLOW
 """They excuse nobody."""
 PASSING = frozenset(("skew_clock", "corrupt_bytes", "twin"))
 """A connection breaks, or a second process gives up: over as soon as it is done."""
-REBORN = frozenset(("kill", "kill_daemon", "restart", "joiner_storm", "stop", "limit_memory", "upgrade", "start"))
+REBORN = frozenset(
+    ("kill", "kill_daemon", "restart", "lie", "joiner_storm", "stop", "limit_memory", "upgrade", "start")
+)
 """Over once the peer is ready, or its daemon runs again."""
 
 

@@ -139,7 +139,7 @@ def test_links_are_of_latecomers_too() -> None:
 def test_each_kind_of_fault_can_be_planned() -> None:
     keys: dict[str, Any] = {
         "peers": ["host-0-0"], "others": ["host-1-0"], "cpus": 0.5, "mib": 64, "factor": 2, "offset_s": -60, "count": 2,
-        "attacks": ["small"], "seconds": 3,
+        "attacks": ["small"], "seconds": 3, "lie": "sum-x-10:0.5",
     }  # fmt: skip
     for do, takes in KINDS.items():
         more = {"loss": 0.1} if do == "slow_links" else {}
@@ -155,6 +155,7 @@ def test_each_kind_of_fault_can_be_planned() -> None:
         ({"fault": [{"do": "slow_links", "on": CLOSED, "peers": ["a"], "others": ["b"]}]}, "latency_ms"),
         ({"fault": [{"do": "strangers", "on": CLOSED, "peers": ["a"], "attacks": [], "seconds": 1}]}, "at least one"),
         ({"fault": [{"do": "strangers", "on": CLOSED, "peers": ["a"], "attacks": ["dns"], "seconds": 1}]}, "'large'"),
+        ({"fault": [{"do": "lie", "on": CLOSED, "peers": ["a"], "lie": "sum-x-10:0"}]}, "KIND:RATE, with a kind of"),
         ({"untill": {}}, "untill"),
         ({"untill": {}}, "expected until, or another of baseline_steps"),
         ({"fault": [{"do": "kill", "peers": ["bootstrap"], "at_s": 1, "secs": 2}]}, "count, cpus, do, factor"),

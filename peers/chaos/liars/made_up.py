@@ -1,6 +1,6 @@
-"""A member that leads terms of a simulated run only to have records accepted that it made up itself.
+"""A member that leads terms only to have records accepted that it made up itself.
 
-inventor = Inventor(swarm, "host-0")
+inventor = Inventor(membership._run)
 await inventor.strike()  # in the open step
 assert not any(said["Accepted"] for said in inventor.verdicts.values())
 """
@@ -11,9 +11,8 @@ import asyncio
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.acceptor import RecordEvidence, SignedPromise, majority, promise_bytes
 from swarm.consensus.changes import ChangeRules, Changes, OpenStepFacts, Reassign, reassign_bytes, with_work
 from swarm.consensus.proof import Proof
@@ -21,8 +20,8 @@ from swarm.consensus.records import voters
 from swarm.consensus.roster import Roster, own_term
 from swarm.errors import PeerError
 from swarm.ids import ENDS, PartName, PeerId
+from swarm.membership.run import RunContext
 from swarm.security.signing import verify
-from swarm.step.calls import StepCalls
 from swarm.step.decisions import ATTEMPTS_PER_TERM, given_up, gone_back
 from swarm.step.messages import PREPARE, PROPOSE, Prepare, Promise, Propose
 from swarm.step.observe_messages import NEXT, Decided, NextRequest
@@ -33,38 +32,44 @@ Verdicts = dict[tuple[str, str], Counter[str]]
 
 
 class Inventor:
-    """A member of a simulated swarm that leads terms only to have records accepted that it made up itself."""
+    """A member of a run that leads terms only to have records accepted that it made up itself."""
 
-    def __init__(self, swarm: SimSwarm, name: str) -> None:
-        at = swarm.peers[name].membership
-        assert at is not None
-        self._me, self._contact = swarm.peers[name].endpoint.peer, swarm.founder
-        self._at, self._calls = at._run.position, StepCalls(swarm.peers[name].endpoint)
+    FIRST_STEP: ClassVar[int] = 4
+    """Before it there are too few records that could be gone back to."""
+
+    def __init__(self, run: RunContext) -> None:
+        self._me, self._contact = run.around.endpoint.peer, run.founder
+        self._at, self._calls = run.position, run.calls
         self._proof: Proof | None = None
-        self._sign = at._run.around.identity.sign
+        self._sign = run.around.identity.sign
         self.made: set[str] = set()
         self.verdicts: Verdicts = defaultdict(Counter)
+
+    @property
+    def step(self) -> int:
+        """Return the open step."""
+        return self._at.open_step
+
+    async def wait(self, step: int) -> None:
+        """Return when this step, or a later one, is open, and we know what the others do."""
+        await self._at.news.wait(lambda: self._at.open_step >= step and not self._at.cut_off)
 
     async def strike(self) -> None:
         """Take the next term of the open step that is ours, and propose each kind of record to all, as one of this term
         and as one of an earlier one."""
         at = self._at
         roster, step = at.roster, at.open_step
-        self._step = step
         term = own_term(roster, step, self._me, max(at.term, 1))
         told = {peer: await self._ask(peer, PREPARE, Prepare(step=step, term=term)) for peer in roster.peers}
         before, earlier = [
             await self._ask(self._contact, NEXT, NextRequest(part=None, step=step - back)) for back in (3, 2)
         ]
-        assert isinstance(before, Decided)
-        assert isinstance(earlier, Decided)
-        self._proof = Proof.of(earlier.decision(), before.record)
-        assert self._proof.standing() == "decided"
+        if isinstance(before, Decided) and isinstance(earlier, Decided):
+            self._proof = Proof.of(earlier.decision(), before.record)
         promises = {peer: one.shown for peer, one in told.items() if isinstance(one, Promise)}
         for kind, make in self._kinds().items():
             for claimed in (term, term - 1, 0):
                 proposal = self._with_promises(make(claimed).model_copy(update={"term": term}), promises)
-                assert proposal.record.decides == step
                 self.made.add(proposal.record.hash())
                 said = await asyncio.gather(
                     *(self._ask(peer, PROPOSE, proposal) for peer in roster.peers if peer != self._me)
@@ -72,17 +77,15 @@ class Inventor:
                 when = "this term" if claimed == term else "an earlier term"
                 self.verdicts[kind, when].update(type(one).__name__ for one in said)
 
-    async def wait_next(self) -> None:
-        """Return when another step is open than the one that was struck."""
-        await self._at.wait_open(self._step + 1)
-
     def _kinds(self) -> dict[str, Callable[[int], Propose]]:
+        proof = self._proof
+        back = {} if proof is None else {"goes back": lambda term: self._goes_back(term, proof)}
         return {
             "numbers": self._numbers,
             "evicts": lambda term: self._numbers(term, absent=self._others(2)),
             "forks": lambda term: self._numbers(term, absent=self._others(4), lineage=self._at.open_step),
             "gives up": self._gives_up,
-            "goes back": self._goes_back,
+            **back,
             "ends": lambda term: self._numbers(term, ended=True),
         }
 
@@ -125,11 +128,9 @@ class Inventor:
         record = given_up(head, at.history.head_hash, term, roster, absent, most)
         return Propose(record=record, changes=changes)
 
-    def _goes_back(self, term: int) -> Propose:
+    def _goes_back(self, term: int, proof: Proof) -> Propose:
         """Return one that goes back to a step that was really decided, for the same reason."""
         given, at = self._gives_up(term), self._at
-        proof = self._proof
-        assert proof is not None
         members = Roster(given.record.roster)
         record = gone_back(at.history.head, term, members, given.record.absent, at.rules.max_members, proof.record)
         return Propose(record=record, changes=given.changes.model_copy(update={"back": proof}))

@@ -1,0 +1,219 @@
+"""One run of the benchmark ``liars``: a simulated swarm of which one member lies, or nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from data_shards.build import build_shard
+from peers.chaos.liars.lies import Liar, lying
+from peers.data.text import built_in_corpus
+from peers.data.trainer_data import open_source
+from peers.simulate.sim_swarm import SimSwarm
+from swarm.config import Manifest
+from swarm.events import (
+    Accumulated,
+    AttemptFailed,
+    ClosedWithout,
+    DigestMismatch,
+    Event,
+    HopMoved,
+    JourneyCompleted,
+    JourneySetAside,
+    PartsCapped,
+    PeerLost,
+    RoundVoid,
+    StepClosed,
+    SumLeftOut,
+    TermBegan,
+    WorkExcluded,
+    WorkWithdrawn,
+)
+from swarm.ids import PeerId
+from swarm.models.layout import install_weights
+from swarm.models.registry import family_of
+from swarm.sim.loop import PEER, run_world
+from tests.harness.crashes import part_of
+
+STAGES, REPLICAS = 2, 3
+DEFENCES: Mapping[str, Mapping[str, Any]] = {"averaging": {"guard": "leave-out"}}
+"""Keys of the manifest that defend against members that lie: all that there are and that work together."""
+SHAPE: Mapping[str, Any] = {
+    "hosts": STAGES * REPLICAS,
+    "model": {"layers": 2, "dim": 16, "context": 16},
+    "batch": {"microbatch_size": 4, "microbatches_per_step": 12},
+    "optimizer": {"lr": 2e-2, "warmup_steps": 0},
+    "stage_s": {"forward": 0.05, "backward": 0.1},
+}
+CHARACTERS, HELD_OUT = 40_000, 16
+"""Of each trainer's text, and of the rows that nobody learns from; microbatches of those."""
+LONGEST_S = 7200.0
+"""Of the clock in the run. One that takes longer has been stopped."""
+_PEER = re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{46,60}\b")
+
+
+def _said(text: str) -> Iterator[str]:
+    return map(str, _PEER.findall(text))
+
+
+NAMES: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
+    SumLeftOut: lambda event: [event.peer],
+    RoundVoid: lambda event: [event.culprit] if event.culprit else [],
+    DigestMismatch: lambda event: _rare(event.digests),
+    HopMoved: lambda event: [event.old],
+    PeerLost: lambda event: [event.peer],
+    ClosedWithout: lambda event: event.late,
+    WorkWithdrawn: lambda event: event.trainers,
+    WorkExcluded: lambda event: _said(event.reason),
+    JourneySetAside: lambda event: _said(event.reason),
+    TermBegan: lambda event: _said(event.reason),
+    AttemptFailed: lambda event: _said(event.reason),
+    PartsCapped: lambda event: [],
+}
+"""Events that tell of something wrong, and whom each names."""
+
+
+def _rare(digests: Mapping[PeerId, str]) -> list[PeerId]:
+    said = [*digests.values()]
+    most = max(map(said.count, said))
+    return [peer for peer, digest in digests.items() if said.count(digest) < most]
+
+
+def play(
+    root: Path, *, lie: str, liar: str, rate: float, seed: int, steps: int, trainers: int, defended: bool
+) -> dict[str, Any]:
+    """Play one run to its end.
+
+    Args:
+        root: An empty directory.
+        lie: A key of LIES; "" for none.
+        liar: The name of the member that lies.
+        rate: The share of its microbatches, or of the steps, about which it lies.
+        seed: Of the run, and of what is lied about.
+        steps: How many.
+        trainers: How many there are.
+        defended: Whether the run has DEFENCES.
+
+    Returns:
+        Its figures, ready for JSON. Equal arguments give equal ones, but for ``cpu_s``.
+
+    Raises:
+        RuntimeError: The lie was never told.
+    """
+    began = time.process_time()
+    swarm, held_out = _swarm(root, seed, steps, trainers, DEFENCES if defended else {})
+    watch, told = Watch(swarm, liar if lie else ""), Liar(lie, rate, seed, lambda: PEER.get() == liar)
+    stopped = ""
+    with lying(told) if lie else contextlib.nullcontext():
+        try:
+            run_world(swarm.run(timeout_s=LONGEST_S))
+        except TimeoutError:
+            stopped = "it took too long"
+    if lie and not told.fired:
+        raise RuntimeError(f"{liar} never lied: what {lie} replaces is not called any more")
+    closed = [event for event in swarm.peers["bootstrap"].events.of(StepClosed) if event.step > 0]
+    ended = [f"{name}: {peer.outcome!r}" for name, peer in swarm.peers.items() if isinstance(peer.outcome, Exception)]
+    if len(closed) < steps:
+        stopped = stopped or "; ".join(ended) or "it ended early"
+    seconds = [event.seconds for event in closed]
+    return {
+        "lie": lie,
+        "liar": liar if lie else "",
+        "rate": rate,
+        "seed": seed,
+        "trainers": trainers,
+        "defended": defended,
+        "fired": told.fired,
+        "loss": round(_loss(swarm, held_out, liar if lie else ""), 5),
+        "step_s": round(median(seconds), 3) if seconds else None,
+        "worst_s": round(max(seconds), 3) if seconds else None,
+        "stopped": stopped[:300],
+        **watch.figures(),
+        "cpu_s": round(time.process_time() - began, 1),
+    }
+
+
+class Watch:
+    """Listens to the honest members of a run: whom they name, and how much the liar has worked by then."""
+
+    def __init__(self, swarm: SimSwarm, liar: str) -> None:
+        self._swarm, self._liar = swarm, liar
+        self._worked, self._caught = 0, None
+        self._events: dict[str, int] = {}
+        self._named: dict[str, set[str]] = {}
+        self._wrongly = 0
+        swarm.on_added.append(self._listen)
+
+    def _listen(self, name: str) -> None:
+        hear = self._hear_liar if name == self._liar else self._hear
+        self._swarm.peers[name].events.listeners.append(hear)
+
+    def _hear_liar(self, event: Event) -> None:
+        self._worked += isinstance(event, Accumulated | JourneyCompleted)
+
+    def _hear(self, event: Event) -> None:
+        if (names := NAMES.get(type(event))) is None:
+            return
+        known = {peer.endpoint.peer: name for name, peer in self._swarm.peers.items()}
+        named = {known[PeerId(one)] for one in names(event) if one in known}
+        self._events[event.kind] = self._events.get(event.kind, 0) + 1
+        for name in named:
+            self._named.setdefault(name, set()).add(event.kind)
+        if self._liar in named and self._caught is None:
+            self._caught = self._worked
+        self._wrongly += bool(named - {self._liar})
+
+    def figures(self) -> dict[str, Any]:
+        """Return who was named by which events: ``caught`` is after how many of the liar's microbatches."""
+        return {
+            "caught": self._caught,
+            "named_by": sorted(self._named.get(self._liar, ())),
+            "named_wrongly": self._wrongly,
+            "accused": {name: sorted(kinds) for name, kinds in self._named.items() if name != self._liar},
+            "told": dict(sorted(self._events.items())),
+        }
+
+
+def _swarm(root: Path, seed: int, steps: int, trainers: int, defences: Mapping[str, Any]) -> tuple[SimSwarm, Path]:
+    text = "\n\n".join(built_in_corpus().documents)
+    texts = [text[at * CHARACTERS : (at + 1) * CHARACTERS] for at in range(trainers + 1)]
+    swarm = SimSwarm(
+        root,
+        **SHAPE,
+        **defences,
+        may_fail=True,
+        trainers=trainers,
+        documents=[[one] for one in texts[1:]],
+        run={"steps": steps, "seed": seed},
+        split={"stages": STAGES},
+    )
+    build_shard(root / "held-out", [texts[0]], swarm.tokenizer)
+    return swarm, root / "held-out"
+
+
+def _loss(swarm: SimSwarm, held_out: Path, liar: str) -> float:
+    """Of the rows that nobody learns from, by the newest parameters that honest members hold."""
+    manifest: Manifest = swarm.manifest
+    family = family_of(manifest.model)
+    weights: dict[str, torch.Tensor] = {}
+    newest: dict[str, int] = {}
+    for name, peer in swarm.peers.items():
+        part = part_of(peer)
+        if part is not None and name != liar and part.step > newest.get(part.spec.name, -1):
+            newest[part.spec.name] = part.step
+            weights |= part.layout.views(part.snapshot().vectors[0])
+    model = family.build(family.whole)
+    install_weights(model, weights)
+    source, total, tokens = open_source(manifest, held_out, PeerId("nobody")), 0.0, 0
+    for _ in range(min(HELD_OUT, source.microbatches_per_epoch)):
+        batch = source.take()
+        loss_sum, counted = model.evaluate(batch.inputs, batch.targets)
+        total, tokens = total + loss_sum, tokens + counted
+    return total / tokens

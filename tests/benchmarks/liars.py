@@ -1,0 +1,155 @@
+"""What one member that lies does to a run, and who names it, by lie: with the product's defaults, and with all its
+defences on.
+
+Whole swarms in one process each, in virtual time (:mod:`tests.benchmarks._liars_case`), beside the honest run of the
+same seed. The lies are those of :mod:`peers.chaos.liars.lies`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tests.benchmarks._cases import play_cases
+from tests.benchmarks.runner import Result, Size
+
+BARS: dict[str, float] = {
+    "f1": 0.98, "caught_p99": 919, "worst_loss_ratio": 1.05, "worst_seconds_ratio": 2.0, "honest_accused": 0,
+    "honest_loss_ratio": 1.01, "overhead": 0.06, "runs_stopped": 0, "named_wrongly": 0,
+}  # fmt: skip
+"""At most so much, but of ``f1`` at least. They are goals: most are not reached."""
+BARE = ("f1", "worst_loss_ratio", "worst_seconds_ratio")
+"""Also measured without defences."""
+KEYS = (*BARS, *(f"{name}_bar" for name in BARS), *(f"{name}_bare" for name in BARE), "lies", "caught")
+COLUMNS = (
+    "lie", "liar", "rate", "seed", "defended", "fired", "loss_ratio", "seconds_ratio", "worst_seconds_ratio", "stopped",
+    "caught", "named_by", "named_wrongly", "accused", "told",
+)  # fmt: skip
+OFTEN = (1.0, 0.1, 0.02)
+"""Rates at which microbatches are lied about; of steps there are fewer, and fewest that one member leads."""
+
+
+class Attack(NamedTuple):
+    """A lie, who tells it, and at which rates. Where a trainer does there are four: of two nobody can say which one is
+    far from the other."""
+
+    lie: str
+    liar: str
+    trainers: int = 2
+    rates: tuple[float, ...] = OFTEN[:2]
+
+
+ATTACKS = (
+    Attack("invents", "host-0"),
+    Attack("late", "host-0"),
+    Attack("asks-again", "host-5", rates=OFTEN[:1]),
+    Attack("slower", "host-0", rates=OFTEN),
+    Attack("labels", "trainer-0", 4, OFTEN),
+    Attack("loss-zero", "trainer-0", 4, OFTEN),
+    Attack("tokens-few", "trainer-0", 4, OFTEN),
+    Attack("sum-x-10", "trainer-0", 4),
+    Attack("output-noise", "host-0", rates=OFTEN),
+    Attack("output-x1.5", "host-0", rates=OFTEN),
+    Attack("output-x-1", "host-0", rates=OFTEN),
+    Attack("output-zero", "host-0", rates=OFTEN),
+    Attack("output-stale", "host-0", rates=OFTEN),
+    Attack("gradient-x-50", "host-1", rates=OFTEN),
+    Attack("sum-x-1", "host-0"),
+    Attack("sum-x-10", "host-0"),
+    Attack("sum-x-60", "host-0"),
+    Attack("reducer-x-1", "host-0"),
+)
+"""Those that take longest first."""
+STEPS = {Size.SMOKE: 3, Size.DEFAULT: 20, Size.FULL: 60}
+SEEDS = {Size.SMOKE: (1,), Size.DEFAULT: (1,), Size.FULL: (1, 2, 3)}
+SMOKED = ("slower", "sum-x-10")
+
+
+def run(size: Size) -> Result:
+    """Loss, time and blame in runs of which one member lies, beside honest ones, with and without defences."""
+    return to_result(play_cases("liars", list_cases(size)))
+
+
+def list_cases(size: Size) -> list[dict[str, Any]]:
+    """What is played; for each shape of a run the honest one as well."""
+    attacks = [one for one in ATTACKS if size is not Size.SMOKE or (one.lie in SMOKED and one.trainers == 2)]
+    attacks = [Attack("", "", trainers) for trainers in sorted({one.trainers for one in attacks})] + attacks
+    rates = OFTEN if size is Size.FULL else OFTEN[:1]
+    return [
+        {
+            **{"lie": one.lie, "liar": one.liar, "rate": rate, "seed": seed, "trainers": one.trainers},
+            **{"steps": STEPS[size], "defended": defended},
+        }
+        for one in attacks
+        for rate in (one.rates if one.lie else (1.0,))
+        if rate in rates
+        for seed in SEEDS[size]
+        for defended in (False, True)
+    ]
+
+
+def to_result(runs: Sequence[dict[str, Any]]) -> Result:
+    """The table, and the totals of the defended runs, some of them beside those of the others."""
+    honest = {(one["seed"], one["trainers"]): one for one in runs if not (one["lie"] or one["defended"])}
+    runs = [one | _beside(one, honest[one["seed"], one["trainers"]]) for one in runs]
+    defended, bare = [[one for one in runs if one["defended"] is so] for so in (True, False)]
+    caught = sorted(one["caught"] for one in defended if one["caught"] is not None)
+    summary: dict[str, Any] = {
+        **_totals(defended),
+        "caught_p99": caught[math.ceil(0.99 * len(caught)) - 1] if caught else None,
+        "honest_accused": sum(len(one["accused"]) for one in runs if not one["lie"]),
+        "honest_loss_ratio": max(one["loss_ratio"] for one in defended if not one["lie"]),
+        "overhead": None,
+        "runs_stopped": sum(bool(one["stopped"]) for one in runs),
+        "named_wrongly": sum(one["named_wrongly"] for one in runs if one["lie"]),
+        **{f"{name}_bar": bar for name, bar in BARS.items()},
+        **{f"{name}_bare": found for name, found in _totals(bare).items()},
+        "lies": sum(bool(one["lie"]) for one in defended),
+        "caught": len(caught),
+    }
+    return Result(columns=COLUMNS, rows=[_row(one) for one in runs], summary=summary, notes=NOTES)
+
+
+def _beside(one: dict[str, Any], honest: dict[str, Any]) -> dict[str, Any]:
+    found = {"loss_ratio": round(one["loss"] / honest["loss"], 4)}
+    for name, of in (("seconds_ratio", "step_s"), ("worst_seconds_ratio", "worst_s")):
+        found[name] = None if one[of] is None else round(one[of] / honest[of], 3)
+    return found
+
+
+def _totals(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    lying = [one for one in runs if one["lie"]]
+    named, accused = sum(one["caught"] is not None for one in lying), sum(len(one["accused"]) for one in runs)
+    return {
+        "f1": round(2 * named / (named + len(lying) + accused), 4),
+        "worst_loss_ratio": max(one["loss_ratio"] for one in lying),
+        "worst_seconds_ratio": max(one["worst_seconds_ratio"] or 0.0 for one in lying),
+    }
+
+
+def _row(one: dict[str, Any]) -> list[Any]:
+    shown = {
+        "lie": one["lie"] or "none",
+        "defended": "yes" if one["defended"] else "no",
+        "named_by": " ".join(one["named_by"]),
+        "accused": " ".join(f"{name}:{'+'.join(kinds)}" for name, kinds in one["accused"].items()),
+        "told": " ".join(f"{kind}:{count}" for kind, count in one["told"].items()),
+    }
+    return [(one | shown)[name] for name in COLUMNS]
+
+
+NOTES = (
+    "simulated: virtual time, links that take none, devices that take 50 ms forward and 100 ms backward a microbatch; "
+    "peers, messages and numbers are the product's own; the figures repeat themselves",
+    "2 stages × 3 replicas, 2 trainers, or 4 where the lie is a trainer's; 12 microbatches of 4 × 16 tokens a step, of "
+    "the text that comes with Python; a model of two layers",
+    "ratios: to the honest run without defences of the same seed; loss: of rows that nobody learns from, by the "
+    "parameters that honest members hold at the end; seconds: of the median and of the slowest step",
+    "caught: so many microbatches the liar had worked on when an honest member first named it, in an event; -: never; "
+    "caught_p99 is of those that were caught; f1 of lies that were named, and of honest members that were named",
+    "honest_accused: members named in runs in which nobody lies; named_wrongly: events that name another than the liar",
+    "told: how often honest members told of something wrong, whoever was named; PartsCapped names nobody",
+    "defended: with the manifest's keys DEFENCES of tests/benchmarks/_liars_case.py; a liar that is named goes on: "
+    "nothing keeps it out yet; overhead is not measured yet",
+)
