@@ -13,6 +13,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -21,6 +22,8 @@ from pathlib import Path
 # Before anything imports torch: N test processes with a thread for each core would only wait for each other.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The set-up compiles nothing: what is imported is compiled once, and not again by each of hundreds of processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import pytest_asyncio
@@ -48,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # pytest keeps the folders of tmp_path, with what failed tests left in them, where it always does.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     gc.set_threshold(50_000, 20, 20)
+    sys.dont_write_bytecode = False
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return  # xdist's controller runs no test itself
     above = tempfile.gettempdir()

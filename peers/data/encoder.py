@@ -408,9 +408,8 @@ def _receive(file: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
 # --- the child's side ------------------------------------------------------------------------------------------------
 
 
-def main() -> None:
+def main(came: BinaryIO, out: BinaryIO) -> None:
     """Answer blocks until there are no more."""
-    came, out = sys.stdin.buffer, sys.stdout.buffer
     header, (tokenizer,) = _receive(came)
     encoding, cpu_s = Encoding.of(header, tokenizer), header["cpu_s"]
     encoder: BlockEncoder | None = None
@@ -466,4 +465,4 @@ def _answer(out: BinaryIO, encoded: Encoded) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.stdin.buffer, sys.stdout.buffer)

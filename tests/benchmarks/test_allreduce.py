@@ -35,12 +35,6 @@ def test_found_leaves_out_rounds_that_some_missed_and_sees_bits_that_differ() ->
     assert (one.rounds, one.failed, one.identical) == (1, 1, False)
 
 
-def test_found_of_a_candidate_that_never_succeeded_has_no_figures() -> None:
-    one = found(Case(peers=2, codec="float32"), HIVEMIND, [[answer(members=1)] * 2], error=0.0)
-    assert (one.rounds, one.failed, one.identical) == (0, 1, False)
-    assert one.figures == {}
-
-
 def test_least_bytes_are_what_a_reduce_scatter_and_an_all_gather_send() -> None:
     assert FOUR.least_bytes == 1.5 * 4 * FOUR.elements
     assert Case(peers=2, codec="int8").least_bytes == FOUR.elements

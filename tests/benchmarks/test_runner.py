@@ -14,7 +14,7 @@ import pytest
 
 from tests import benchmarks
 from tests.benchmarks import _log, runner
-from tests.benchmarks.runner import Result, Size, Table, main, measure, show, table
+from tests.benchmarks.runner import Result, Size, Table, main, measure, table
 
 RESULT = Result(
     columns=("candidate", "rate_mib_s", "note"),
@@ -90,10 +90,6 @@ def test_measure_of_a_summary_without_a_declared_key_raises(monkeypatch: pytest.
         measure("plain", plain, size=Size.SMOKE, command="the command")
 
 
-def test_discover_finds_only_modules_with_a_run() -> None:
-    assert "runner" not in runner.discover()
-
-
 @pytest.fixture
 def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Makes a benchmark, the only one there is, that imports something that is not there."""
@@ -161,15 +157,3 @@ def test_page_is_what_the_data_make_of_it() -> None:
     assert _log.PAGE.read_text(encoding="utf-8") == _log.page_of(_log.read()), (
         "stale: python -m tests.benchmarks --page"
     )
-
-
-def test_further_tables_are_shown_and_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
-    more = Table(title="where it goes", columns=("kind", "percent"), rows=(("ours", 61.25), ("theirs", None)))
-    found = measure("plain", plain, size=Size.DEFAULT, command="x")
-    show(dataclasses.replace(found, result=dataclasses.replace(RESULT, tables=(more,))))
-    out = capsys.readouterr().out
-    assert "\nwhere it goes\n\nkind    percent\n" in out
-    rows = json.loads(out.splitlines()[-1])["tables"]
-    assert rows == [
-        {"title": "where it goes", "columns": ["kind", "percent"], "rows": [["ours", 61.25], ["theirs", None]]}
-    ]

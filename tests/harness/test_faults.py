@@ -154,20 +154,6 @@ def test_killed_peer_does_nothing_more_and_its_calls_break(tmp_path: Path) -> No
     assert swarm.is_dead("host-1")
 
 
-def test_paused_peer_stands_still_and_goes_on(tmp_path: Path) -> None:
-    swarm, plan = struck(
-        tmp_path,
-        Strike("pause", On(Accumulated, peer="host-1", nth=3), Pause(("host-1",), seconds=1.5)),
-        links=None,
-    )
-    plan.assert_fired()
-    fired = plan.fired["pause"]
-    times = [json.loads(line)["t"] for line in (tmp_path / "host-1" / "events.jsonl").read_text().splitlines()]
-    assert not [t for t in times if fired.wall < t < fired.wall + 1.5]
-    assert [t for t in times if t >= fired.wall + 1.5]
-    assert swarm.events(StepClosed)[-1].step == 3  # a stall this short is forgiven
-
-
 def test_same_faults_give_the_same_events(tmp_path: Path) -> None:
     hashes = set()
     for number in range(2):
@@ -295,12 +281,3 @@ def test_full_disk_refuses_only_below_that_home(tmp_path: Path) -> None:
                     os.fsync(file.fileno())
         assert disks.refused == 1
     assert not isinstance(getattr(os.fsync, "__self__", None), FullDisks)
-
-
-def test_bulk_kill_draws_by_the_seed_from_the_living(tmp_path: Path) -> None:
-    swarm, plan = struck(tmp_path, Strike("bulk", On(StepClosed, peer="trainer-0"), BulkKill(3)))
-    plan.assert_fired()
-    hit = plan.fired["bulk"].peers
-    assert len(set(hit)) == 3
-    assert all(swarm.is_dead(name) and name.startswith("host-") for name in hit)
-    assert plan.counts == {"kill": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ CHAT = [
 ]
 
 
+@cache
 def chat_tokenizer() -> bytes:
     """Return the JSON of a tokenizer that knows a few words and ChatML's tokens."""
     backend = Tokenizer(models.BPE())

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -288,9 +289,14 @@ class KeptRun:
         return directory
 
 
+@cache
+def _tokenizer() -> bytes:
+    return train_tokenizer([WORDS], 300)
+
+
 def kept_run(*, name: str = "kept", nonce: str = "00000000deadbeef", **model: Any) -> KeptRun:
     """Return a run of which nothing is kept yet."""
-    tokenizer = train_tokenizer([WORDS], 300)
+    tokenizer = _tokenizer()
     manifest = parse_manifest(
         {
             "run": {"name": name, "nonce": nonce, "steps": 100, "start_when": {"stage_hosts": 2, "trainers": 1}},

@@ -18,7 +18,7 @@ from swarm.membership.announcer import Announcer, only_calls
 from swarm.membership.part_memory import part_bytes
 from swarm.membership.rules import spec_of
 from swarm.membership.status import PeerStatus
-from swarm.network.discovery.records import PeerRecord, bits_of, numbers_in
+from swarm.network.discovery.records import PeerRecord, numbers_in
 from tests.harness.rigs.membership import FakeClock
 from tests.harness.rigs.membership import manifest as manifest_of
 from tests.harness.settings import peer_settings
@@ -76,9 +76,3 @@ async def test_stage_host_says_before_anything_else_which_stages_its_memory_does
     with pytest.raises(asyncio.CancelledError):
         await announcer.run()
     assert "unfit" not in announced[0].model_dump()
-
-
-def test_numbers_of_stages_go_as_bits() -> None:
-    for stages in ((), (0,), (3, 5), tuple(range(512))):
-        assert numbers_in(bits_of(stages)) == stages
-        assert len(bits_of(stages)) <= 128

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import pytest
 
 from peers.manifest_file import manifest_sent
 from swarm.config import Manifest
-from swarm.errors import Advice, Ending, Incompatible, Refused, RunEnded, SpeaksOtherWire, Unadmitted
+from swarm.errors import Advice, Ending, Incompatible, RunEnded, SpeaksOtherWire, Unadmitted
 from swarm.ids import PeerId, RunId
 from swarm.membership.contact import UNADMITTED_TRIES, ask_standing, find_run
 from swarm.network.addresses import by_peer, parse_address
@@ -51,12 +50,6 @@ async def _ask(service: ManifestService, expected: RunId | None) -> tuple[PeerId
     finally:
         await serving.close()
         await endpoint.close()
-
-
-async def test_find_run_of_an_honest_contact() -> None:
-    document = _document()
-    _, manifest, files = await _ask(ManifestService(document, TOKENIZER), None)
-    assert (manifest.canonical(), files) == (document, TOKENIZER)
 
 
 async def test_find_run_gives_all_files_that_the_manifest_names() -> None:
@@ -116,41 +109,6 @@ async def test_find_run_nobody_answers_names_an_address_and_how_many_there_are()
     assert caught.value.ending is Ending.UNREACHABLE
     assert any(f"{address} and 1 more" in caught.value.reason for address in addresses)
     assert "is that peer running" in caught.value.check
-
-
-class Refuser(ManifestService):
-    """A peer of another run, which counts how often it is asked."""
-
-    asked = 0
-
-    def methods(self) -> Any:
-        (method,) = super().methods()
-
-        async def refuse(*asked: Any) -> Any:
-            type(self).asked += 1
-            raise Refused("this is a peer of another run")
-
-        return [dataclasses.replace(method, handle=refuse)]
-
-
-async def test_find_run_asks_each_peer_once_and_goes_on_to_the_next() -> None:
-    network = SimNetwork(LoopClock())
-    other, gone, honest, asking = (PrivateIdentity(bytes([number]) * 32).peer for number in (1, 2, 3, 4))
-    endpoints = [network.endpoint(peer) for peer in (other, honest, asking)]
-    endpoints[0].mount(Refuser(_document(), TOKENIZER))
-    endpoints[1].mount(ManifestService(_document(), TOKENIZER))
-    contacts = [
-        parse_address(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}") for peer in (other, gone, honest) for port in (7, 8, 9)
-    ]
-    try:
-        found, _, _ = await find_run(endpoints[2], by_peer(contacts), None, manifest_sent)
-        assert (found, Refuser.asked) == (honest, 1)
-        with pytest.raises(RunEnded, match="does not serve the run: this is a peer of another run") as caught:
-            await find_run(endpoints[2], by_peer(contacts[:6]), None, manifest_sent)
-    finally:
-        for endpoint in endpoints:
-            await endpoint.close()
-    assert caught.value.ending is Ending.INCOMPATIBLE
 
 
 async def test_find_run_at_a_peer_that_speaks_another_wire_version_says_so_and_what_to_do() -> None:

@@ -38,26 +38,6 @@ CANDIDATES = [
 ]
 
 
-def test_enough_counts_roles_apart() -> None:
-    assert enough(CANDIDATES, 2, 1)[0]
-    complete, reason = enough(CANDIDATES, 3, 2)
-    assert not complete
-    assert reason == "2 of 3 stage hosts and 1 of 2 trainers are here"
-    assert not enough(CANDIDATES, 1, 2)[0]
-
-
-async def test_gathering_polls_until_enough_are_there() -> None:
-    clock, polls = FakeClock(), []
-
-    async def candidates() -> Sequence[Candidate]:
-        polls.append(clock.now)
-        return CANDIDATES[: len(polls)]
-
-    found_ = await gather_candidates(candidates, clock, enough=lambda found: enough(found, 2, 1), patience_s=60)
-    assert list(found_) == CANDIDATES
-    assert len(polls) == 4
-
-
 async def test_gathering_without_enough_ends_saying_who_is_missing() -> None:
     clock = FakeClock()
 
@@ -105,14 +85,6 @@ def test_founding_record_of_a_run_resumed_twice_follows_the_same_record() -> Non
     assert founding_record(RUN, roster, Origin.after(start)) == start
 
 
-async def test_founding_a_resumed_run_decides_its_step() -> None:
-    calls, newcomers = await meet()
-    origin = Origin(digests=DIGESTS, step=40, previous="9" * 64)
-    record, _ = await found(calls, RUN, CANDIDATES, origin, Waits(clock=FakeClock()), timeout_s=5)
-    assert record.step == 40
-    assert all(newcomer.decided[0].step == 40 for newcomer in newcomers.values())
-
-
 class Newcomer:
     """Accepts what the founder proposes, or does what the test says instead."""
 
@@ -144,35 +116,6 @@ async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:
         await endpoint.enter(RUN)
         endpoint.mount(newcomers[name])
     return StepCalls(endpoints["F"]), newcomers
-
-
-async def test_founding_is_decided_by_all_with_all_signatures() -> None:
-    calls, newcomers = await meet()
-    record, reasons = await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=FakeClock()), timeout_s=5)
-    assert reasons == {"A": "fewest replicas (0)", "B": "asked for"}
-    for newcomer in newcomers.values():
-        (decision,) = newcomer.decided
-        assert decision.record == record.hash()
-        assert decision.acceptances == {peer: sign(peer, acceptance_bytes(record)) for peer in record.members.peers}
-
-
-@pytest.mark.parametrize("peer", ["A", "T"])
-async def test_founding_waits_for_who_fails_and_asks_it_again(peer: str) -> None:
-    calls, newcomers = await meet()
-    clock, told, proposed = FakeClock(), [], []
-
-    def refuse_twice(record: CloseRecord) -> None:
-        proposed.append(record.hash())
-        if len(proposed) <= 2:
-            raise Refused("the disk is full")
-
-    newcomers[peer].on_propose = refuse_twice
-    record, _ = await found(
-        calls, RUN, CANDIDATES, ORIGIN, Waits(clock=clock, seconds=60, waiting=told.append), timeout_s=5
-    )
-    assert proposed == [record.hash()] * 3
-    assert told == [f"all to accept the first record, which is not accepted by {peer} ({peer}): the disk is full"] * 2
-    assert all(len(newcomer.decided) == 1 for newcomer in newcomers.values())
 
 
 @pytest.mark.parametrize("others_after", [0, 3])

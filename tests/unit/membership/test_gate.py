@@ -167,13 +167,6 @@ def test_member_stays_whatever_has_expired() -> None:
     assert may(gate(record(50, used=(credential(),))), HOLDER.peer) == ALL
 
 
-def test_joiner_that_may_be_a_member_by_now_is_told_to_ask_again() -> None:
-    made = gate()
-    made.show(HOLDER.peer, credential())
-    with pytest.raises(Busy):
-        made.may(HOLDER.peer, Rpc("pipeline/1/forward", Empty, Empty))
-
-
 def test_order_cuts_a_member_off_before_any_record_says_so() -> None:
     made, gone = gate(record(4, used=(credential(),), more=(OTHER,))), list[PeerId]()
     made.expel = lambda peer, reason: gone.append(peer)
@@ -443,10 +436,3 @@ def test_followers_of_a_part_are_those_whose_role_holds_it(role: str) -> None:
                 admit(OTHER.peer, body, 0)
     cast(Any, methods[START].admit)(OTHER.peer, StartRequest(part=None), 0)
     cast(Any, methods[NEXT].admit)(OTHER.peer, NextRequest(part=None, step=3), 0)
-
-
-def test_member_whose_invite_was_for_another_role_copies_what_its_record_says() -> None:
-    shown = credential(role="trainer")
-    made = gate(record(used=(shown,)))
-    made.show(HOLDER.peer, shown)
-    made.may_fetch(HOLDER.peer, "stage-0")

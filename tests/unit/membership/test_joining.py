@@ -12,7 +12,6 @@ import pytest
 from swarm.averaging.config import AveragingConfig
 from swarm.config import WAIT_FOR_LOST_S
 from swarm.consensus.changes import Admission
-from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
 from swarm.errors import (
@@ -28,10 +27,9 @@ from swarm.errors import (
     Violation,
     WrongStep,
 )
-from swarm.events import LimitSlows, LimitTooLow
+from swarm.events import LimitSlows
 from swarm.ids import PeerId, stage_part
 from swarm.membership import download, joining, memory
-from swarm.membership.contact import AWAY_S, LONGEST_PAUSE_S
 from swarm.membership.founding_record import genesis
 from swarm.membership.joining import LISTEN_EVERY_S, Joining
 from swarm.membership.observer import ObserverContext
@@ -275,44 +273,11 @@ class _Flag:
         return self.given
 
 
-async def test_joiner_takes_all_replicas_as_donors_and_asks_the_leader_of_the_open_step(world: World) -> None:
-    await world.joining.run(CONTACT)
-    (leader, admission), head = world.admissions[0], world.run.decisions[2].record
-    assert (leader, admission.step, admission.member.part) == (OBSERVED.succession(3)[0], 3, "stage-0")
-    assert admission.member.incarnation == 7
-    assert (admission.member.region, admission.member.outgoing) == ("eu", False)
-    assert head.step == 2
-    assert set(world.donors()) == {DONOR, OTHER}
-    assert set(world.downloads[0][2]) == {DONOR, OTHER}
-    assert (world.prepared, world.closed) == (1, 1)
-
-
-async def test_joiner_whose_replicas_are_all_gone_asks_who_keeps_a_copy(world: World) -> None:
-    world.start = [Unreachable("gone")]
-    await world.joining.run(CONTACT)
-    parts = [donors for donors, name in world.asked if name is not None]
-    (holder,) = copy_holders(OBSERVED, stage_part(0), 1)
-    assert [set(donors) for donors in parts] == [{DONOR, OTHER}, {DONOR, OTHER, holder}]
-    assert parts[1][-1] == holder, "replicas first"
-
-
 async def test_joiner_asks_busy_donors_as_long_as_it_takes(world: World) -> None:
     world.start = [Busy("8 peers are joining")] * 40
     await world.joining.run(CONTACT)
     assert world.clock.now > 30.0, "it did not pause between its questions"
     assert any("8 peers are joining" in str(event) for event in world.events.events)
-
-
-async def test_joiner_asks_on_for_hours_another_donor_first_each_time_and_names_the_last(world: World) -> None:
-    world.start = [StateError("the digest is wrong")] * 99_999
-    with pytest.raises(RunEnded, match=r"nobody could help .* for 216\d\d s.* the digest is wrong") as error:
-        await world.joining.run(CONTACT)
-    assert error.value.ending is Ending.UNREACHABLE
-    assert AWAY_S <= world.clock.now < AWAY_S + 2 * LONGEST_PAUSE_S
-    firsts = [donors[0] for donors, name in world.asked if name is not None]
-    assert firsts[:4] == firsts[:2] * 2
-    assert len(firsts) < 2 * AWAY_S / LONGEST_PAUSE_S, "it pauses longer and longer"
-    assert set(firsts) == {DONOR, OTHER}
 
 
 async def test_joiner_whose_donors_fail_in_the_middle_goes_on_from_what_it_holds(world: World) -> None:
@@ -366,21 +331,6 @@ async def test_joiner_asks_no_liar_again(world: World) -> None:
     world.broken = [(1000, Violation("not what its hash says", peer=DONOR))]
     await world.joining.run(CONTACT)
     assert [set(donors) for _, _, donors in world.downloads] == [{DONOR, OTHER}, {OTHER, CONTACT}]
-
-
-async def test_joiner_that_is_named_while_it_changes_donors_does_not_ask_itself(world: World) -> None:
-    closed: list[Decision] = []
-
-    def name_us(observer: Scripted) -> None:
-        if world.prepared and not closed:
-            closed.append(world.run.close(NAMED))
-            world.position.is_member = True
-
-    world.behave = {CONTACT: name_us}
-    world.follow = [Unreachable("the stream broke")] * 2
-    await world.joining.run(CONTACT)
-    assert JOINER not in world.donors()
-    assert len(world.downloads) == 2
 
 
 async def test_joiner_whose_stage_has_changed_before_it_held_anything_builds_the_right_part(
@@ -481,20 +431,6 @@ async def test_joiner_takes_a_stage_that_fits_and_ends_where_none_does(monkeypat
     assert error.value.ending is Ending.MISUSED
     assert "allow this peer more" in error.value.remedy
     assert not none.downloads
-
-
-@pytest.mark.parametrize(("limit", "told"), [(125_000, 1), (1_250_000, 0), (None, 0)])
-async def test_joiner_whose_limit_is_too_low_for_its_part_beside_these_links_is_told_so_at_once(
-    limit: int | None, told: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(monkeypatch)
-    world.settings.limit_bytes_s = limit
-    links = dict.fromkeys(world.run.head.members.replicas(stage_part(0)), (1000, 12_500_000))
-    world.run.decisions[-1] = signed(world.run.head.model_copy(update={"links": links}))
-    await world.joining.run(CONTACT)
-    found = world.events.of(LimitTooLow)
-    assert [(one.part, one.rate) for one in found] == [(stage_part(0), 125_000)] * told
-    assert all(125_000 < one.needed <= 1_250_000 for one in found)
 
 
 @pytest.mark.parametrize(("limit", "told"), [(1000, 1), (10_000_000_000, 0), (None, 0)])
@@ -685,15 +621,3 @@ async def test_joiner_goes_where_nobody_else_is_on_the_way(
         assert "fewest replicas (1)" in world.situation.reason
         parts.append(world.situation.part)
     assert parts[0] == (part or parts[1])
-
-
-async def test_joiner_takes_the_place_of_a_replica_that_says_it_is_about_to_leave(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for stage, leaver in enumerate((DONOR, OTHER)):
-        world = World(monkeypatch, stage=None)
-        thin = Roster([listed(DONOR), listed(OTHER, part="stage-1"), listed(CONTACT, "trainer", "ends")])
-        world.run.decisions[-1] = signed(world.run.head.model_copy(update={"roster": thin.members}))
-        world.leaving_peers = {leaver}
-        await world.joining.run(CONTACT)
-        assert world.situation.part == f"stage-{stage}"

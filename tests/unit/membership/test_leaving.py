@@ -12,8 +12,6 @@ from swarm.consensus.changes import ChangeRules, Changes, Departure, OpenStepFac
 from swarm.consensus.records import CloseRecord, acceptance_bytes
 from swarm.consensus.roster import Roster
 from swarm.errors import (
-    Busy,
-    DeadlineMissed,
     Ending,
     PeerError,
     Refused,
@@ -185,23 +183,6 @@ async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_as
     await stop(going)
 
 
-async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
-    home = Home()
-    going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("swarm drain", Ending.DONE)
-    assert not (await home.asked(1)).ends
-    await asyncio.sleep(HANDOVER_S / 2)
-    closed = await home.close()
-    home.bench.replenish()
-    assert not (await home.asked(2)).ends
-    await asyncio.sleep(HANDOVER_S)
-    await home.close(closed)
-    home.bench.replenish()
-    await home.asked(4)
-    assert [body.ends for _, body in home.calls.asked] == [False, False, True, True]
-    await stop(going)
-
-
 async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_step() -> None:
     home = Home()
     home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Violation("forged")]
@@ -221,36 +202,6 @@ async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_s
     assert said == ["it holds the only replica", "the next step: it is too late", "forged"]
     assert home.leaving.ask("again", Ending.DONE) == "draining: forged"
     await stop(going)
-
-
-async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None:
-    home = Home()
-    home.calls.answers = [Refused("no")] * RULES.steps
-    going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("swarm drain", Ending.DONE)
-    closed = GENESIS
-    for step in range(1, RULES.steps + 1):
-        await home.asked(step)
-        closed = await home.close(closed)
-        home.bench.replenish()
-    await going
-    assert not home.bench.position.departed
-    assert home.bench.position.over
-
-
-@pytest.mark.parametrize("error", [Unreachable("dead"), DeadlineMissed("late"), Busy("full"), Superseded("A leads")])
-async def test_member_whose_leader_does_not_answer_asks_until_somebody_does(error: PeerError) -> None:
-    home = Home()
-    home.calls.answers = [error] * 4
-    going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("SIGTERM", Ending.DRAINED)
-    await home.asked(2)
-    assert home.situation.waiting_for == f"a leader of step 1: {error.reason}"
-    request = await home.asked(5)
-    assert home.situation.waiting_for == "step 1 to close"
-    await home.close(leave=request)
-    await going
-    assert {body.step for _, body in home.calls.asked} == {1}
 
 
 async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
@@ -292,32 +243,6 @@ async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> 
         await home.leaving.run()
     assert error.value.ending is Ending.DRAINED
     assert home.calls.asked == []
-
-
-async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> None:
-    home = Home(founded=False)
-    home.exit.admitted.set()
-    home.leaving.ask("SIGTERM", Ending.DRAINED)
-    going = asyncio.create_task(home.leaving.run())
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not going.done()
-    await home.bench.ask(Propose(record=GENESIS))
-    await home.bench.ask(decide(GENESIS))
-    request = await home.asked(1)
-    await home.close(leave=request)
-    await going
-
-
-async def test_order_that_is_repeated_changes_nothing_and_is_seen_to_be_heard_once() -> None:
-    home = Home()
-    for by in ("swarm drain", "Ctrl-C", "Ctrl-C", "swarm drain"):
-        home.leaving.ask(by, Ending.DRAINED if by == "swarm drain" else Ending.DONE)
-    assert home.exit.ending is Ending.DRAINED
-    assert [(event.reason, event.again) for event in home.events.of(Draining)] == [
-        ("swarm drain", False),
-        ("Ctrl-C", True),
-    ]
 
 
 async def test_member_that_is_told_to_leave_without_a_majority_says_at_once_and_again_that_it_waits_for_one() -> None:

@@ -12,7 +12,6 @@ import torch
 
 from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import Decision
-from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, StateError, Unreachable, Violation, WrongStep
 from swarm.membership.observer_sources import PATIENCE_S
 from swarm.network.protocols import Answer
@@ -29,9 +28,7 @@ from tests.harness.rigs.membership import (
     STAGE,
     ObserverBench,
     Run,
-    listed,
     signed,
-    stop,
     turns,
 )
 
@@ -90,19 +87,6 @@ async def test_observer_of_steps_that_average_a_fragment_gets_its_bytes_alone() 
     mean = (await bench.close()).mean
     assert mean is not None
     assert torch.equal(await waiting, mean)
-
-
-async def test_observer_that_falls_too_far_behind_is_told_and_can_start_again() -> None:
-    bench, observer, _ = await following(0)
-    for _ in range(KEPT_UPDATES + 1):
-        await bench.close()
-    with pytest.raises(WrongStep, match="not kept here any more"):
-        await observer.follow()
-    again = bench.observer()
-    part = await bench.installed(again)
-    await bench.close()
-    assert (await again.follow()).step == KEPT_UPDATES + 2
-    assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
 
 
 # --- lies --------------------------------------------------------------------------------------------------------
@@ -195,17 +179,6 @@ async def test_observer_of_a_donor_far_ahead_of_its_contact_tries_another() -> N
         await bench.publish(bench.run.close(), DONOR)
     with pytest.raises(WrongStep, match="far from closed"):
         await bench.observer().start(CONTACT)
-
-
-async def test_observer_whose_contact_is_one_step_behind_waits_for_it() -> None:
-    bench = await opened()
-    decision = bench.run.close()
-    await bench.publish(decision, DONOR)
-    starting = asyncio.create_task(bench.observer().start(CONTACT))
-    await turns()
-    assert not starting.done()
-    await bench.publish(decision, CONTACT)
-    assert (await starting).record == decision.record
 
 
 async def test_observer_whose_state_is_not_the_records_installs_nothing() -> None:
@@ -318,13 +291,3 @@ async def test_observer_on_a_thin_link_gives_a_large_update_the_time_it_takes(de
     assert waiting.done()
     found = await waiting
     assert found == decision.record if decided else torch.equal(found, decision.mean)
-
-
-async def test_observer_that_is_cancelled_stays_at_the_step_it_had() -> None:
-    bench, observer, part = await following()
-    waiting = asyncio.create_task(observer.follow())
-    await turns()
-    await stop(waiting)
-    await bench.close(Roster([*OBSERVED.members, listed(JOINER)]))
-    assert (part.step, observer.head.step) == (2, 2)
-    assert JOINER in (await observer.follow()).members

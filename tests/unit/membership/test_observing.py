@@ -9,11 +9,11 @@ import torch
 
 from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.roster import Roster
-from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, WrongStep
+from swarm.errors import Busy, DeadlineMissed, Refused, WrongStep
 from swarm.ids import ENDS, PeerId, stage_part
 from swarm.membership.observers import LEASE_S, MAX_OBSERVERS, RECENT_S, Observers
 from swarm.network.protocols import ReplyT, RequestT, Rpc
-from swarm.state.transfer import CHUNK, ChunkRequest, StateDonor
+from swarm.state.transfer import StateDonor
 from swarm.step.observe_messages import (
     AHEAD,
     HASH,
@@ -144,29 +144,6 @@ async def test_observer_that_waits_for_a_long_step_is_not_forgotten() -> None:
     assert (await asking)[1] == 4 * bench.run.part.layout.elements
 
 
-async def test_observer_that_downloads_for_long_finds_the_updates_since_then() -> None:
-    bench = await bench_at(1)
-    step = await start(bench)
-    described = bench.run.decisions[-1].record.digests[STAGE]
-    for chunk in (0, 1, 2, 0):  # a chunk every 50 s, a step as well
-        body = ChunkRequest(part=STAGE, step=step, digest=described, chunk=chunk)
-        assert (await ask(bench, CHUNK, body))[1] == 4 * bench.run.part.layout.elements
-        await bench.clock.advance(LEASE_S - 10)
-        await bench.close()
-    assert bench.kept == [2, 3, 4, 5]
-    for step in bench.kept:
-        assert (await ask(bench, NEXT, NextRequest(part=STAGE, step=step)))[1] > 0
-
-
-async def test_state_is_dropped_as_soon_as_the_observer_asks_for_what_comes_after_it() -> None:
-    bench = await bench_at(1)
-    await bench.installed(bench.observer())
-    assert bench.states == 1
-    await bench.close()
-    await ask(bench, NEXT, NextRequest(part=STAGE, step=2))
-    assert bench.states == 0
-
-
 async def test_more_observers_than_there_are_places_are_told_to_come_later() -> None:
     bench = await bench_at(1, downloads=MAX_OBSERVERS)
     peers = [PeerId(f"P{index}") for index in range(MAX_OBSERVERS + 1)]
@@ -198,28 +175,6 @@ async def test_observer_that_gets_no_state_takes_no_place() -> None:
     await bench.clock.advance(LEASE_S + 1)
     await bench.close()
     assert bench.kept == []
-
-
-async def test_observers_that_wait_or_die_hold_nobody_up() -> None:
-    bench = await bench_at(0)
-    peers = [PeerId(f"P{index}") for index in range(4)]
-    waiting = []
-    for peer in peers:
-        await bench.on_network(peer)
-        await start(bench, peer)
-        waiting.append(asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=1), peer)))
-    await turns()
-    bench.network.kill(peers[0])
-    bench.network.cut(DONOR, peers[1])  # it will never get its answer
-    await turns()
-    await bench.close()
-    await turns()
-    assert [task.done() for task in waiting] == [True, False, True, True]
-    assert isinstance(waiting[0].exception(), PeerError)
-    for _ in range(20):
-        await bench.close()
-    await bench.clock.advance(31.0)
-    assert isinstance(waiting[1].exception(), DeadlineMissed)
 
 
 async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
@@ -275,19 +230,6 @@ async def test_desk_lets_those_who_join_go_before_a_copy() -> None:
     await ask(bench, NEXT, NextRequest(part=STAGE, step=2))  # it asks for what comes after: it has the state
     for _ in range(2):  # its own download is no other's
         await ask(bench, START, spare, COPIER)
-
-
-async def test_desk_does_not_take_a_member_that_copies_a_part_for_one_of_its_replicas() -> None:
-    bench = await bench_at(1)
-    await bench.on_network(COPIER)
-    await bench.close(Roster([*OBSERVED.members, listed(COPIER, part=COPIED)]))
-    assert await start(bench, COPIER) == 2
-    for _ in range(3):
-        await bench.close()
-    assert bench.kept == [3, 4, 5], "it still downloads, and has had none of them"
-    for step in (3, 4, 5):
-        assert (await ask(bench, NEXT, NextRequest(part=STAGE, step=step), COPIER))[1] > 0
-    assert bench.kept == [5]
 
 
 async def test_desk_serves_the_copy_of_another_part_once_it_has_the_update_and_until_it_is_dropped() -> None:

@@ -14,11 +14,11 @@ from swarm.averaging.config import AveragingConfig
 from swarm.consensus.copies import COPY_BYTES_S
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import OutOfSync, PeerError, StateError, Unreachable, WrongStep
-from swarm.events import CopyDropped, CopyHeld
+from swarm.events import CopyDropped
 from swarm.ids import PartName, PeerId
 from swarm.membership import download, part_copy
 from swarm.membership.observer import ObserverContext
-from swarm.membership.part_copy import DECIDED_S, CopyContext, PartCopy, RecentRecords
+from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
 from swarm.membership.parts import Sparing
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
@@ -176,19 +176,6 @@ async def ended(running: asyncio.Task[None]) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_copy_with_the_update_before_its_step_is_decided_needs_nobody_any_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
-    assert scene.copy.takes(1)
-    assert scene.copy.holds(0)
-    await scene.records.add(decision)
-    await turns()
-    assert (scene.copy.holds(1), scene.copy.takes(1)) == (True, False)
-    assert scene.told == [("copied", 0), ("copied", 1)]
-    await ended(running)
-
-
 async def test_copy_that_nothing_leads_on_any_more_takes_the_update_that_is_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -211,16 +198,6 @@ async def test_copy_with_an_update_that_was_not_decided_asks_for_the_one_that_wa
     scene.updates.put_nowait(decision)
     await turns()
     assert scene.copy.holds(1)
-    await ended(running)
-
-
-async def test_copy_of_a_peer_that_hears_of_no_decision_follows_its_donors(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
-    scene.updates.put_nowait(decision)
-    await scene.clock.advance(DECIDED_S - 1.0)
-    assert scene.copy.holds(0), "this peer will know soon"
-    await scene.clock.advance(1.0)
-    assert (scene.copy.holds(1), scene.copy.takes(1)) == (True, False)
     await ended(running)
 
 
@@ -262,18 +239,6 @@ async def test_copy_for_which_the_disk_has_no_room_says_so_and_asks_again(monkey
     await ended(running)
 
 
-async def test_copy_says_what_it_got_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, running = await begun(monkeypatch)
-    (held,) = scene.events.of(CopyHeld)
-    assert (held.part, held.step, held.donor, held.bytes_received) == (STAGE, 0, DONOR, 12)
-    assert scene.copy.holds(0)
-    await scene.decide(arrives=True)
-    assert scene.copy.holds(1)
-    assert not scene.copy.holds(0)
-    assert scene.told == [("copied", 0), ("copied", 1)]
-    await ended(running)
-
-
 async def test_copy_whose_donors_are_gone_keeps_the_newest_state_and_asks_on(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, running = await begun(monkeypatch)
     scene.starts = [Unreachable("gone")] * 3
@@ -287,20 +252,6 @@ async def test_copy_whose_donors_are_gone_keeps_the_newest_state_and_asks_on(mon
     assert [one.donors[0] for one in scene.observers[:3]] == [DONOR, OTHER, DONOR], "another first each time"
     assert not scene.events.of(CopyDropped)
     await scene.decide(arrives=True)
-    assert scene.copy.holds(1)
-    await ended(running)
-
-
-async def test_copy_that_nobody_leads_on_is_let_go_and_fetched_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, running = await begun(monkeypatch)
-    await scene.decide(arrives=False)
-    scene.updates.put_nowait(WrongStep("not kept"))
-    await turns()
-    await scene.clock.advance(1.0)
-    assert [one.reason for one in scene.events.of(CopyDropped)] == [
-        "it was at step 0, and nobody keeps what came after it"
-    ]
-    assert scene.told == [("copied", 0), ("dropped", -1), ("copied", 1)]
     assert scene.copy.holds(1)
     await ended(running)
 

@@ -135,26 +135,6 @@ def roster(replicas: int, trainers: int = 1) -> Any:
     return SimpleNamespace(trainers=("t",) * trainers, replicas=lambda part: ("h",) * replicas)
 
 
-def test_stage_computes_activations_again_while_its_graphs_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = manifest_of(batch={"microbatches_per_step": 12})
-    around = around_of(manifest)
-    spec = rules.spec_of(manifest, PartName("stage-0"))
-    elements = 1000
-    graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
-    still = training_bytes(manifest.model, spec, exact=manifest.run.reproducible) - 3 * 4 * elements
-    enough = still + int(6 * graph / GRAPH_SHARE)
-    monkeypatch.setattr(sim_device, "free_memory", lambda device: enough)
-    part = Part(spec, elements)
-    memory = part_memory.GraphMemory(around, cast(Any, part), "auto", journeys=32)
-    for replicas in (2, 1, 1, 3):  # 12 microbatches: 6, 12, 12 and 4 for each of them
-        memory.follow(roster(replicas))
-    assert part.told == [False, True, True, False]
-    monkeypatch.setattr(sim_device, "free_memory", lambda device: enough - 4)
-    memory = part_memory.GraphMemory(around, cast(Any, part), "auto", journeys=32)
-    memory.follow(roster(2))
-    assert part.told[-1], "a few bytes less are too few"
-
-
 def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = manifest_of(ends="hosted")
     around = around_of(manifest)
@@ -168,20 +148,6 @@ def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.Monkey
         part_memory.GraphMemory(around, cast(Any, part), "auto", journeys=32).follow(roster(1))
         told[name] = part.told
     assert told == {"stage-0": [True], "stage-1": [False]}
-
-
-@pytest.mark.parametrize(("choice", "on"), [("on", True), ("off", False)])
-def test_stage_expects_graphs_as_its_owner_wants_them_whatever_is_left(
-    monkeypatch: pytest.MonkeyPatch, choice: str, on: bool
-) -> None:
-    manifest = manifest_of(batch={"microbatches_per_step": 12})
-    monkeypatch.setattr(sim_device, "free_memory", lambda device: 0 if choice == "off" else 1 << 60)
-    spec = rules.spec_of(manifest, PartName("stage-0"))
-    part = Part(spec, 1000)
-    memory = part_memory.GraphMemory(around_of(manifest), cast(Any, part), cast(Any, choice), journeys=32)
-    memory.follow(roster(2))
-    each = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size, checkpointing=on)
-    assert (part.told, memory.expected) == ([on], (6, each))
 
 
 def test_stage_takes_more_graphs_than_usual_only_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

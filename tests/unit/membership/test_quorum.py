@@ -11,7 +11,7 @@ from swarm.health.watch import HealthWatch
 from swarm.membership.quorum import Quorum
 from swarm.membership.status import PeerStatus
 from swarm.sim.network import SimNetwork
-from tests.harness.rigs.membership import ROSTER, RUN, A, B, EventList, LoopClock, MemberBench, T
+from tests.harness.rigs.membership import ROSTER, RUN, A, EventList, LoopClock, MemberBench
 
 
 class Scene:
@@ -54,25 +54,3 @@ async def test_member_without_a_majority_says_so_until_it_is_back() -> None:
     (back,) = here.events.of(QuorumBack)
     assert (back.step, 25 < back.seconds < 30) == (1, True)
     assert here.waited[-1] == here.situation.no_majority == ""
-
-
-async def test_member_that_misses_one_of_three_waits_for_nobody() -> None:
-    here = await Scene().set()
-    assert {B, T} < set(ROSTER.peers)
-    here.watch.follow((B,))
-    watching = asyncio.gather(here.watch.run(), here.quorum.run())
-    await asyncio.sleep(30)
-    assert set(here.watch.gone) == {B}
-    assert here.events.events == []
-    watching.cancel()
-
-
-async def test_peer_that_takes_no_part_has_no_quorum_to_lose() -> None:
-    before, after = await Scene().set(founded=False), await Scene().set()
-    await after.bench.member.cut("the run went on")
-    for here in (before, after):
-        watching = asyncio.gather(here.watch.run(), here.quorum.run())
-        await asyncio.sleep(30)
-        assert len(here.watch.gone) == 2
-        assert here.events.events == []
-        watching.cancel()

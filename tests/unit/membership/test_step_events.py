@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarm.consensus.records import CloseRecord
-from swarm.events import DeviceUsed, Participation, StepClosed
+from swarm.events import DeviceUsed, StepClosed
 from swarm.ids import stage_part
 from swarm.membership import step_events
 from swarm.membership.rules import spec_of
@@ -51,14 +51,6 @@ class Told:
         return self.situation.tokens_per_s
 
 
-def test_peer_of_the_first_hour_has_a_rate_from_the_first_step_on() -> None:
-    told = Told()
-    assert told.close(GENESIS, took_part=False, after_s=60.0) is None
-    first = record(GENESIS)
-    assert told.close(first, took_part=True) == first.tokens / 2.0
-    assert [event.whole for event in told.events.of(StepClosed)] == [True]
-
-
 def test_peer_that_joins_shows_no_rate_of_a_step_that_was_open_before_it_came() -> None:
     told = Told()
     observed = record(record(GENESIS))
@@ -93,36 +85,6 @@ def test_device_use_counts_the_microbatches_that_went_through_this_peer(
     assert event.flops_per_s == flops / 2.0 > 0
     assert event.mfu == (None if peak is None else flops / 2.0 / peak)
     assert told.situation.device_use == DeviceUse(flops_per_s=event.flops_per_s, mfu=event.mfu)
-
-
-def test_device_use_is_told_of_no_step_that_was_open_before_this_peer_came() -> None:
-    told = Told()
-    told.close(record(record(GENESIS)), took_part=False)
-    told.close(record(record(record(GENESIS))), took_part=True)
-    assert told.events.of(DeviceUsed) == []
-
-
-def test_digest_of_our_part_is_the_one_that_we_computed() -> None:
-    told = Told()
-    told.close(GENESIS, took_part=False)
-    first = record(GENESIS)
-    told.steps.closed(first, took_part=True, digest="f" * 64)
-    [event] = told.events.of(StepClosed)
-    assert event.digests == {**first.digests, "stage-0": "f" * 64}
-
-
-def test_turnout_is_told_of_our_own_part_and_shown_of_all_by_name() -> None:
-    told = Told()
-    told.close(GENESIS, took_part=False)
-    told.steps.left_out(1, {B: "it fails"})
-    alone = record(GENESIS).model_copy(update={"committed": COMMITTED[:1], "absent": (B,)})
-    told.close(alone, took_part=True)
-    [event] = told.events.of(Participation)
-    assert (event.step, event.part, event.live, event.participating, event.averaged) == (1, "stage-0", 2, 1, 1)
-    assert (event.why, event.whole) == ({B: "left out: it fails"}, False)
-    shown = {one.part: one for one in told.situation.averaging}
-    assert (shown["stage-0"].why, shown["stage-0"].alone) == ({"b": "left out: it fails"}, True)
-    assert (shown["ends"].live, shown["ends"].averaged) == (1, 1)
 
 
 def test_turnout_of_one_step_says_nothing_of_the_next() -> None:

@@ -11,17 +11,16 @@ import pytest
 from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
-from swarm.errors import Busy, DeadlineMissed, OutOfSync, Refused, Unreachable, Violation, WrongStep
+from swarm.errors import Busy, OutOfSync, Refused, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
 from swarm.membership import observer_start as starting
-from swarm.membership.observer import ALIVE_S, Observer
+from swarm.membership.observer import Observer
 from swarm.membership.observer_sources import LONGEST_PATIENCE_S, MAX_IDLE, PATIENCE_S, UpdateSources, UpdateTimeout
-from swarm.membership.observer_start import MAX_DONORS
 from swarm.membership.observers import LEASE_S, MAX_OBSERVERS
 from swarm.network.protocols import Answer
 from swarm.optim.part import TrainedPart
 from swarm.state.snapshot import digest
-from swarm.step.observe_messages import LEAVE, NEXT, STANDING, START, STAY, Decided, StartRequest, Staying, StayRequest
+from swarm.step.observe_messages import LEAVE, NEXT, STANDING, START, STAY, Decided, Staying, StayRequest
 from tests.harness.rigs.membership import (
     CONTACT,
     DONOR,
@@ -72,15 +71,6 @@ def kept(bench: ObserverBench, peer: PeerId) -> list[int]:
 
 
 # --- beginning -----------------------------------------------------------------------------------------------------
-
-
-async def test_observer_gets_one_state_pinned_by_all_its_donors_but_not_by_more_than_a_few() -> None:
-    many = (*REPLICAS, PeerId("H"), PeerId("K"))
-    bench = await bench_of(*many)
-    observer = bench.observer()
-    assert (await observer.start(CONTACT)).record == bench.run.head
-    assert len(observer.donors) == MAX_DONORS
-    assert [peer for peer in many if bench.donors[peer].serves(JOINER, STAGE)] == list(observer.donors)
 
 
 async def test_observer_whose_donors_are_about_to_close_the_step_of_the_others_waits_for_them() -> None:
@@ -143,20 +133,6 @@ async def test_observer_shown_another_history_by_one_donor_begins_with_those_tha
     only = bench.observer(DONOR)
     with pytest.raises(Violation, match="another record of step 2 than C has"):
         await only.start(CONTACT)
-
-
-async def test_observer_that_nobody_takes_is_told_the_worst() -> None:
-    bench = await bench_of(DONOR, OTHER)
-
-    def busy(body: Any, answer: Answer) -> Answer:
-        raise Busy("enough")
-
-    bench.twists[START] = busy
-    with pytest.raises(Busy):
-        await bench.observer(DONOR).start(CONTACT)
-    bench.network.kill(OTHER)
-    with pytest.raises(Unreachable):
-        await bench.observer().start(CONTACT)
 
 
 async def test_observer_with_a_state_in_part_finds_who_keeps_it_for_others() -> None:
@@ -222,17 +198,6 @@ async def test_observer_survives_as_long_as_one_replica_does() -> None:
         await observer.follow()
 
 
-async def test_observer_whose_guide_and_stand_in_die_together_says_so() -> None:
-    bench, observer, part = await following(DONOR, OTHER)
-    await step(bench, observer, part)
-    waiting = asyncio.create_task(observer.follow())
-    await turns()
-    for peer in (DONOR, OTHER):
-        bench.network.kill(peer)
-    with pytest.raises(Unreachable):
-        await waiting
-
-
 async def test_observer_whose_guide_falls_silent_goes_on_with_the_stand_in() -> None:
     bench, observer, part = await following(*REPLICAS)
     await step(bench, observer, part)
@@ -295,20 +260,6 @@ async def test_observer_takes_no_stand_in_that_lacks_what_it_needs_next() -> Non
     assert sources.peers == (DONOR, OTHER)
 
 
-async def test_observer_on_a_long_step_keeps_its_stand_in() -> None:
-    bench, observer, part = await following(DONOR, OTHER)
-    await step(bench, observer, part)
-    waiting = asyncio.create_task(observer.follow())
-    for _ in range(2 * int(LEASE_S)):
-        await turns(10)
-        await bench.clock.advance(2.0)
-    bench.network.kill(DONOR)
-    await turns()
-    decision = await bench.close()
-    assert await waiting == decision.record
-    assert kept(bench, OTHER)[-1] == decision.record.step
-
-
 async def test_observer_that_holds_nothing_goes_on_with_anybody() -> None:
     bench = await bench_of(*REPLICAS)
     observer = bench.observer(CONTACT, *REPLICAS, part=None)
@@ -347,25 +298,6 @@ async def test_desk_lets_nobody_stand_by_for_what_it_does_not_hold_or_when_it_is
     assert bench.kept == []
 
 
-async def test_desk_asked_for_a_step_that_it_will_close_waits_and_for_others_says_no() -> None:
-    bench = await bench_of(DONOR)
-
-    async def start(step: int) -> int:
-        body = StartRequest(part=STAGE, step=step)
-        decided, _ = await bench.endpoints[JOINER].call(DONOR, START, body, timeout_s=5.0)
-        return decided.record.step
-
-    for far in (0, 9):
-        with pytest.raises(WrongStep):
-            await start(far)
-    assert bench.states == 0
-    waiting = asyncio.create_task(start(3))
-    await turns()
-    assert not waiting.done()
-    await bench.close()
-    assert await waiting == 3
-
-
 async def test_desk_keeps_updates_for_a_member_that_asks_for_them_all_the_same() -> None:
     """One that was cut off takes part by name only, and catches up as an observer."""
     bench, observer, part = await following(DONOR)
@@ -388,34 +320,6 @@ async def withheld() -> tuple[ObserverBench, Observer, asyncio.Task[CloseRecord]
     await bench.publish(bench.run.close(), OTHER, CONTACT)
     bench.twists[STANDING] = lambda body, answer: Answer(answer.body.model_copy(update={"closed": 3}))
     return bench, observer, asyncio.create_task(observer.follow())
-
-
-async def test_observer_leaves_a_guide_that_says_it_closed_the_step_and_gives_nothing() -> None:
-    bench, observer, waiting = await withheld()
-    for _ in range(2 ** (MAX_IDLE + 1) - 1):
-        await turns()
-        assert not waiting.done()
-        await bench.clock.advance(PATIENCE_S)
-    await turns()
-    assert waiting.done()
-    assert (await waiting).step == 3
-    assert DONOR not in observer.donors
-
-
-async def test_observer_notices_the_death_of_the_next_guide_as_soon_as_of_the_first() -> None:
-    bench, observer, waiting = await withheld()
-    for _ in range(2 ** (MAX_IDLE + 1) - 1):
-        await turns()
-        await bench.clock.advance(PATIENCE_S)
-    await turns()
-    assert waiting.done()
-    waiting = asyncio.create_task(observer.follow())
-    await turns()
-    bench.network.cut(OTHER, JOINER)
-    for seconds in (PATIENCE_S, ALIVE_S):
-        await bench.clock.advance(seconds)
-        await turns()
-    assert isinstance(waiting.exception(), DeadlineMissed)
 
 
 async def test_observer_leaves_a_guide_that_gives_nothing_sooner_when_the_others_are_about_to_let_go_of_it() -> None:
@@ -451,12 +355,3 @@ def test_guide_that_brings_a_large_update_slowly_is_given_twice_the_time_to_the_
     assert "not in 640 s" in patience.late(patience.seconds, size - 1, size)
     patience.begin(OTHER)
     assert patience.seconds == PATIENCE_S
-
-
-@pytest.mark.parametrize("brought", [0, 1000], ids=["nothing", "beats only"])
-def test_guide_that_brings_too_little_is_given_twice_the_time_twice(brought: int) -> None:
-    patience = UpdateTimeout()
-    patience.begin(DONOR)
-    assert [bool(patience.late(patience.seconds, brought, 1_000_000)) for _ in range(3)] == [False, False, True]
-    patience.begin(DONOR)
-    assert patience.late(patience.seconds, brought, 1_000_000) == "", "another question"

@@ -15,7 +15,7 @@ from swarm.ids import ENDS, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.quorum import MissingReplicas, Quorum
 from swarm.membership.status import PeerStatus
-from swarm.step.blocked import ONCE_WANTED, awaited_holders, awaited_word
+from swarm.step.blocked import awaited_holders
 from tests.harness.rigs.membership import RUN, EventList, FakeClock
 
 KEPT = 2
@@ -87,18 +87,6 @@ def test_every_member_says_who_must_join_for_a_lost_part_until_it_is_held_again(
     assert here.situation.waiting_for == ""
 
 
-def test_leader_is_left_to_say_it_itself() -> None:
-    here = Scene(SMALL, me="t", leader="t")
-    here.lose("b")
-    assert here.waited == []
-
-
-def test_member_without_a_majority_judges_nobody() -> None:
-    here = Scene(SMALL, me="t", leader="u")
-    here.lose("a", "b")
-    assert all(what.startswith("a majority: ") for what in here.waited)
-
-
 @pytest.mark.parametrize(
     ("there", "gone", "copies", "said"),
     [
@@ -124,17 +112,6 @@ def test_member_without_a_majority_judges_nobody() -> None:
 def test_who_must_come_is_said_for_each_lost_part(there: Roster, gone: str, copies: int, said: str) -> None:
     lost = {PeerId(name): "silent" for name in gone}
     assert awaited_holders(there, lost, copies) == said
-
-
-def test_run_that_asks_names_the_word_it_waits_for_where_nobody_keeps_a_copy() -> None:
-    lost = {PeerId("b"): "silent"}
-    assert (awaited_word(SMALL, lost, 0), awaited_word(SMALL, lost, KEPT)) == (ONCE_WANTED, "")
-
-
-def test_leader_that_knows_that_no_copy_is_there_says_so() -> None:
-    said = awaited_holders(SMALL, {PeerId("b"): "silent"}, KEPT, kept=[])
-    assert said == "a replica of stage-1: b (silent); nobody keeps a copy; next: start b where it was"
-    assert "a stage host to join" in awaited_holders(LARGE, {PeerId("b"): "silent"}, KEPT, kept=["stage-1"])
 
 
 # --- a majority is away ----------------------------------------------------------------------------------------------

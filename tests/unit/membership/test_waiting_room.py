@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from swarm.consensus.roster import Role
 from swarm.ids import PeerId
-from swarm.membership.founder import LEFT_ALONE_S, NEWCOMERS, WaitingRoom
+from swarm.membership.founder import NEWCOMERS, WaitingRoom
 
 NOBODY: frozenset[PeerId] = frozenset()
 
@@ -31,13 +31,6 @@ def test_waiting_room_calls_few_however_many_announce_themselves() -> None:
     assert len(room.to_ask(crowd, NOBODY, 0.0)) == NEWCOMERS
 
 
-def test_waiting_room_leaves_the_silent_alone_for_a_while() -> None:
-    room, crowd = _room(), _crowd(stages=NEWCOMERS)
-    assert len(_poll(room, crowd, NOBODY, 0.0)) == NEWCOMERS
-    assert _poll(room, crowd, NOBODY, LEFT_ALONE_S / 2) == []
-    assert len(_poll(room, crowd, NOBODY, LEFT_ALONE_S)) == NEWCOMERS
-
-
 def test_waiting_room_finds_the_honest_among_the_forged() -> None:
     room, crowd = _room(), _crowd(stages=200, trainers=50)
     here = frozenset({PeerId("s3"), PeerId("s150"), PeerId("t49")})
@@ -46,24 +39,9 @@ def test_waiting_room_finds_the_honest_among_the_forged() -> None:
     assert set(room.first(crowd)) == here
 
 
-def test_waiting_room_prefers_who_is_connected_already() -> None:
-    connected = frozenset({PeerId("s9000"), PeerId("t3")})
-    asked = _room().to_ask(_crowd(stages=10_000, trainers=10), connected, 0.0)
-    assert set(asked[:2]) == connected
-
-
 def test_waiting_room_first_come_first_served_and_no_more_than_places() -> None:
     room, crowd = _room(), _crowd(stages=4, trainers=2)
     for now, peer in enumerate(("s3", "t1", "s0", "s1", "t0")):
         room.answered(PeerId(peer), float(now))
     assert room.first(crowd) == ["s3", "t1", "s0"]
     assert room.to_ask(crowd, NOBODY, 9.0) == ["s3", "t1", "s0"]  # nothing is lacking: no newcomer is called
-
-
-def test_waiting_room_who_falls_silent_loses_its_place_to_the_next() -> None:
-    room, crowd = _room(stages=1, trainers=0), _crowd(stages=2)
-    room.answered(PeerId("s0"), 0.0)
-    room.answered(PeerId("s1"), 1.0)
-    room.silent(PeerId("s0"), 2.0)
-    assert room.first(crowd) == ["s1"]
-    assert room.to_ask({PeerId("s0"): "stage"}, NOBODY, 3.0) == []  # s1 has left, s0 is left alone

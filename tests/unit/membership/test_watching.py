@@ -105,17 +105,6 @@ class Home:
             await self.running
 
 
-async def test_member_that_was_not_told_the_decision_learns_it_from_one_that_is_ahead() -> None:
-    home = await Home().open()
-    await home.computed()
-    home.others[B].step, home.others[B].answer = 2, Decision(record(), acceptances(record()))
-    await eventually(lambda: home.bench.position.open_step == 2)
-    assert home.bench.part.swapped == [record().digests["stage-0"]]
-    await asyncio.sleep(30)
-    assert home.others[B].asked == [1]
-    await home.stop()
-
-
 async def test_member_that_does_not_hold_what_was_decided_is_cut_off() -> None:
     home = await Home().open()
     home.others[B].step, home.others[B].answer = 2, Decision(record(), acceptances(record()))

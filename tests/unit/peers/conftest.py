@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from peers.cli.app import run as swarm
+from peers.data import encoder
 from peers.options.fields import PREFIX
 from tests.harness.rigs.peers import KeptRun, Said, Typed, Wording, kept_run
 
@@ -52,3 +59,37 @@ def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
 def snapshot(snapshot: SnapshotAssertion) -> SnapshotAssertion:
     """Compare wording with what is kept of it, below ``__snapshots__``, on whichever machine."""
     return snapshot.use_extension(Wording)
+
+
+class EncoderHere:
+    """What encodes in a process of its own, in a thread of this one: as its parent sees it."""
+
+    def __init__(self, *command: Any, **options: Any) -> None:
+        (there, stdin), (stdout, here) = os.pipe(), os.pipe()
+        self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
+        self._thread = threading.Thread(target=self._run, args=(os.fdopen(there, "rb"), os.fdopen(here, "wb")))
+        self._thread.start()
+
+    def _run(self, came: BinaryIO, out: BinaryIO) -> None:
+        with contextlib.suppress(BrokenPipeError), came, out:
+            encoder.main(came, out)
+
+    def kill(self) -> None:
+        """End it once it has answered."""
+        self.stdin.close()
+        self.stdout.close()
+
+    def wait(self) -> int:
+        """Wait for its end."""
+        self._thread.join()
+        return 0
+
+
+@pytest.fixture(scope="module")
+def encoded_here() -> Iterator[None]:
+    """Start no process to encode in: a module's own templates and tokenizers take little."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": EncoderHere}))
+        patch.setattr(encoder, "bound_memory", lambda: None)
+        patch.setattr(encoder, "_bounded", lambda cpu_s: contextlib.nullcontext())
+        yield

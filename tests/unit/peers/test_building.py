@@ -31,6 +31,7 @@ from peers.exit_codes import EXIT_OK, EXIT_USAGE
 from swarm.errors import ConfigError, StateError
 from tests.harness.rigs import tokenizers as rig
 
+pytestmark = pytest.mark.usefixtures("encoded_here")
 TEXTS = [f"Record {n}: the owl, “quoted”, sees\n{n * 7} mice." for n in range(40)]
 SECRET = "xyzzyplugh"
 

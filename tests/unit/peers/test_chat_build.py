@@ -25,6 +25,8 @@ from swarm.errors import ConfigError
 from tests.harness.rigs.chat import CHAT, CHATML, END, THINKS, chat_tokenizer, write_model
 from tests.harness.swarm import small_manifest
 
+pytestmark = pytest.mark.usefixtures("encoded_here")
+
 
 def build(tokenizer: Path, out: Path, source: Path, template: Path | None = None) -> BuildReport:
     encoding = read_encoding(tokenizer, key="TEXT", template=template)
@@ -106,27 +108,6 @@ def test_conversation_without_a_template_is_an_error_with_the_command(tmp_path: 
 def test_template_that_rewrites_earlier_turns_names_the_conversation(tmp_path: Path, chats: Path) -> None:
     with pytest.raises(ConfigError, match=r"rewrites earlier turns.*chats\.jsonl:1"):
         build(write_model(tmp_path / "model", template=THINKS), tmp_path / "shard", chats)
-
-
-@pytest.mark.parametrize(
-    ("hostile", "why", "limit_s"),
-    [
-        ("{% for a in range(99999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "takes more than 0.25 s",
-         0.25),
-        ("{% set ns = namespace(a='x' * 1000) %}{% for a in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
-         "takes more than 512 MiB", 60.0),
-        ("{{ 'x' * 2000000 }}", "writes at most", 60.0),
-        ("{{ ''.__class__.__mro__ }}", "the sandbox forbids", 60.0),
-    ],
-)  # fmt: skip
-def test_hostile_template_is_ended_by_its_limits(
-    tmp_path: Path, chats: Path, hostile: str, why: str, limit_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("peers.data.encoder.CPU_S", limit_s)
-    with pytest.raises(ConfigError, match=why) as caught:
-        build(write_model(tmp_path / "model", template=hostile), tmp_path / "shard", chats)
-    assert caught.value.key == "the chat template"
-    assert not list(tmp_path.glob(".shard*"))
 
 
 # --- what ends a text ------------------------------------------------------------------------------------------------

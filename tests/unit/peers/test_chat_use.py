@@ -39,6 +39,7 @@ from tests.harness.rigs.chat import CHATML, END, chat_tokenizer
 from tests.harness.rigs.foreign import foreign_config
 from tests.harness.rigs.peers import kept_run, printed
 
+pytestmark = pytest.mark.usefixtures("encoded_here")
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}\n{{ m.content }}<|endoftext|>{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
@@ -179,10 +180,11 @@ def test_conversations_without_a_template_are_refused_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chats, out = write_chats(tmp_path / "chats.jsonl"), tmp_path / "run"
-    assert swarm(["quickstart", "--text", str(chats), "--out", str(out)]) == EXIT_USAGE
+    quickstart = ["quickstart", "--text", str(chats), "--out", str(out), "--steps", "3"]
+    assert swarm(quickstart) == EXIT_USAGE
     assert f"--text = '{chats}:1' cannot be used: it is a conversation" in capsys.readouterr().err
     chats.write_text('{"prompt": "two plus two?", "completion": " four"}')
-    assert swarm(["quickstart", "--text", str(chats), "--out", str(out)]) == EXIT_USAGE
+    assert swarm(quickstart) == EXIT_USAGE
     assert "of which the completion alone is learnt" in capsys.readouterr().err
     assert not out.exists()
 

@@ -1,15 +1,21 @@
-"""Tokenizers that come from peers: those of known families are loaded, hostile ones are refused by name."""
+"""Tokenizers that come from peers: those of known families are loaded, hostile ones are refused by name; and templates
+that a model comes with, which a child writes with within its limits."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from peers.data import foreign_tokenizer
+from peers.data.building import build_from_files
 from peers.data.foreign_tokenizer import backtracks, check_foreign_tokenizer, problems
+from peers.data.tokenizer_files import read_encoding
 from swarm.errors import ConfigError
+from tests.harness.rigs.chat import CHAT, write_model
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
@@ -136,3 +142,26 @@ def test_tokenizer_that_adds_too_much_to_a_text_is_refused() -> None:
     adding = tokenizer()
     adding.post_processor = processors.TemplateProcessing(single="a " * 17 + "$A", special_tokens=[("a", 0)])
     assert list(problems(adding)) == ["its post_processor puts more than 16 tokens around a text"]
+
+
+@pytest.mark.parametrize(
+    ("hostile", "why", "limit_s"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "takes more than 0.25 s",
+         0.25),
+        ("{% set ns = namespace(a='x' * 1000) %}{% for a in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+         "takes more than 512 MiB", 60.0),
+        ("{{ 'x' * 2000000 }}", "writes at most", 60.0),
+        ("{{ ''.__class__.__mro__ }}", "the sandbox forbids", 60.0),
+    ],
+)  # fmt: skip
+def test_hostile_template_is_ended_by_its_limits(
+    tmp_path: Path, hostile: str, why: str, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peers.data.encoder.CPU_S", limit_s)
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}))
+    encoding = read_encoding(write_model(tmp_path / "model", template=hostile), key="TEXT")
+    with pytest.raises(ConfigError, match=why) as caught:
+        build_from_files([tmp_path / "chats.jsonl"], tmp_path / "shard", encoding)
+    assert caught.value.key == "the chat template"
+    assert not list(tmp_path.glob(".shard*"))

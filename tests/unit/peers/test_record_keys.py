@@ -34,6 +34,7 @@ from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from tests.harness.rigs.chat import CHAT, END, START, chat_tokenizer, write_model
 
+pytestmark = pytest.mark.usefixtures("encoded_here")
 # ruff: noqa: E501 - a table of records
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"
 TEMPLATE = (

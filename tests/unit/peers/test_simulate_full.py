@@ -22,7 +22,7 @@ SCENARIO = """
 model = "tiny"
 steps = 3
 stages = 2
-microbatches = 24
+microbatches = 12
 rows = 2
 [[peers]]
 name = "home"
