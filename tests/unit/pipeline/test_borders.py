@@ -36,6 +36,7 @@ from tests.harness.rigs.pipeline import (
     ReplicaScene,
     microbatch,
     places,
+    sealed,
     tensor,
     token_ids,
 )
@@ -44,8 +45,8 @@ OWN = {**dict.fromkeys(ROUTE, "st-mary"), TRAINER: "st-mary"}
 FIELDS: dict[str, Any] = {"step": 1, "microbatch": microbatch(0), "route": ROUTE}
 """Of a message that is right but for who is whose."""
 SEAMS: dict[str, tuple[PeerId, Callable[[], Any], bytes]] = {
-    "forward": (UP, lambda: Forward(**FIELDS, attempt=0, hop=1), tensor(1.0)),
-    "backward": (DOWN, lambda: Backward(**FIELDS, attempt=0, hop=1), tensor(1.0)),
+    "forward": (UP, lambda: sealed(Forward, UP, tensor(1.0), **FIELDS, attempt=0, hop=1), tensor(1.0)),
+    "backward": (DOWN, lambda: sealed(Backward, DOWN, tensor(1.0), **FIELDS, attempt=0, hop=1), tensor(1.0)),
     "targets": (TRAINER, lambda: Targets(**FIELDS, attempt=0), token_ids()),
     "resend": (TRAINER, lambda: Resend(**FIELDS, attempt=0, hop=2), b""),
     "adopt": (TRAINER, lambda: Adopt(**FIELDS, attempt=0, hop=1, within_s=1.0), b""),

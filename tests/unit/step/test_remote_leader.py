@@ -17,7 +17,7 @@ from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.member.remote_leader import RemoteLeader, TrainerBook
-from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, TrainerResumed
+from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, SignedReceipt, TrainerResumed
 from swarm.step.rules import StepRules
 from tests.harness.expect import eventually
 from tests.harness.rigs.common import issued, set_aside
@@ -42,7 +42,7 @@ from tests.harness.rigs.step import (
     stop,
 )
 
-RECEIPTS = (bytes(64),)
+RECEIPTS = (SignedReceipt(content=bytes(128), signature=bytes(64)),)
 THIRD = ROSTER.succession(1)[2]
 
 

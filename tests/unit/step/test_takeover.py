@@ -27,7 +27,7 @@ from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.lead_service import LeadService
 from swarm.step.loop import StepLoop
 from swarm.step.member.remote_leader import RemoteLeader
-from swarm.step.messages import PREPARE
+from swarm.step.messages import PREPARE, SignedReceipt
 from swarm.step.observe_messages import RunStanding
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (
@@ -47,6 +47,7 @@ from tests.harness.rigs.step import (
 )
 
 STALL_S = 20.0
+SIGNED = SignedReceipt(content=bytes(128), signature=bytes(64))
 LEADER = ROSTER.succession(1)[0]
 
 
@@ -155,7 +156,7 @@ class Peer:
         begun = self._journeys()[len(self._begun) : len(self._begun) + granted]
         self._begun += [contribution.microbatch for contribution in begun]
         for contribution in begun:
-            await self.leader.complete(step, contribution, (bytes(64),))
+            await self.leader.complete(step, contribution, (SIGNED,))
         return granted
 
     def _journeys(self) -> list[Contribution]:
