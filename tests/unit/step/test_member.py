@@ -124,6 +124,27 @@ async def test_member_takes_the_decision_with_its_proof_from_anybody() -> None:
     assert (len(bench.part.swapped), bench.position.open_step) == (1, 2)
 
 
+async def test_member_that_bounds_microbatches_lets_nobody_say_otherwise_what_is_usual_here() -> None:
+    bench = MemberBench(rules=dataclasses.replace(RULES, influence=2.0))
+    bench.part.usual = (1.0, 0.5)
+    assert (await bench.ask(reconcile())).lengths == (1.0, 0.5)
+    for lie in ({}, {A: (2.0, 0.5)}):
+        with pytest.raises(Violation, match="other lengths of microbatches"):
+            await bench.ask(apply().model_copy(update={"lengths": lie}))
+    told = {A: (1.0, 0.5), B: (4.0, 4.0), T: (3.0, 0.0)}
+    await bench.ask(apply().model_copy(update={"lengths": told}))
+    usual = {"stage-0": (1.0, 0.5), "ends": (3.0, 0.0)}
+    for changes, words in (
+        ({"lengths": told}, "not what its lengths give"),
+        ({"lengths": told, "usual": usual | {"ends": (6.0, 0.0)}}, "not what its lengths give"),
+        ({"lengths": told | {PeerId("X"): (1.0, 1.0)}, "usual": usual}, "scalars|where there are none"),
+        ({"lengths": {A: (1.0, 0.5)}, "usual": {"stage-0": (1.0, 0.5)}}, "scalars"),
+    ):
+        with pytest.raises(Refused, match=words):
+            await bench.ask(Propose(record=record(**changes)))
+    await bench.ask(Propose(record=record(lengths=told, usual=usual)))
+
+
 async def test_member_asked_for_other_scalars_prepares_those_and_accepts_no_others() -> None:
     bench = await brought_to("apply")
     other = apply(ends=4.0)

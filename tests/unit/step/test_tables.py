@@ -110,6 +110,24 @@ def test_record_says_whose_sums_were_left_out_as_those_say_who_did_it_and_nothin
     assert "guarded" not in record.model_copy(update={"guarded": {}}).model_dump(mode="json")
 
 
+def test_record_says_what_is_usual_of_microbatches_by_what_replicas_said_and_the_record_before() -> None:
+    said = {A: (1.0, 4.0), B: (3.0, 0.0), C: (9.0, 8.0), T: (0.0, 0.0)}
+    answers = {peer: one.model_copy(update={"lengths": said[peer]}) for peer, one in WELL.items()}
+    states = {A: "c", B: "c", C: "c", T: "d"}
+    for influence, before, told in (
+        (2.0, {}, {"stage-0": (3.0, 4.0)}),
+        (2.0, {"stage-0": (1.0, 16.0), "ends": (5.0, 0.0)}, {"stage-0": (2.0, 8.0), "ends": (5.0, 0.0)}),
+        (0.0, {}, {}),
+    ):
+        asked, clipped = reconciled(answers).scalars(replace(RULES, influence=influence))
+        assert asked.lengths == ({peer: said[peer] for peer in (A, B, C)} if influence else {})
+        prepared = {peer: Prepared(digest=states[peer] * 64) for peer in WELL}
+        table = AppliedTable(reconciled(answers), asked, clipped, prepared)
+        known = BEFORE.model_copy(update={"usual": before})
+        record = table.record(known, known.hash(), Changes(), THREE, RULES.max_members)
+        assert (record.usual, record.lengths) == (told, asked.lengths)
+
+
 @given(one=orders, other=orders)
 def test_record_is_the_same_in_whatever_order_members_answered(one: list[PeerId], other: list[PeerId]) -> None:
     first, second = (
