@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peers.cli.light import WholeGroup
-from peers.cli.options import AsJson
+from peers.cli.options import AsJson, Home, Peer
 from peers.console.words import count, printable
 from swarm.errors import SwarmError
 
@@ -93,6 +93,35 @@ def build(
         typer.echo(line, err=True)
     if not as_json:
         _tell_packing(out, context)
+
+
+@data.command()
+def audit(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Show what a peer of this machine has sent, in bytes, by kind and receiver.
+
+    Counts since that peer was started what it wrote to others in calls of the run, with frames' headers: not what
+    encryption and the directory add. Activations are what microbatches become on their way, and with hosted ends token
+    ids and labels, too; averaging is sums.
+
+    Example: swarm data audit --peer otter
+    """
+    from peers.commands.status_text import table
+    from peers.control.choose import choose_live
+    from peers.control.client import ask
+    from peers.control.sent import sent_lines
+    from peers.home.places import home_directory
+    from swarm.clock import moment
+
+    place = choose_live(home_directory(home), peer, command="data audit")
+    found = ask(place.control, "sent", who=place.described)
+    if as_json:
+        typer.echo(json.dumps({"schema": 1, **found}))
+        return
+    of = f" of {found['organisation']}" if found["organisation"] else ""
+    own = "microbatches stay in one organisation" if found["routes"] == "organisation" else "microbatches pass any host"
+    typer.echo(f"bytes that {found['name']}{of} has sent since {moment(found['since'])}; {own}")
+    for line in table(sent_lines(found["receivers"])):
+        typer.echo(line)
 
 
 @data.command()

@@ -99,7 +99,7 @@ class Admitting:
             raise CommandError("this run admits the peers that an issuer names", check="whose id is it?",
                                next_=f"{command_name()} id --create, on the machine that shall join; then here: "
                                f"{command_to_invite('organisation', role, name)}", exit_code=EXIT_USAGE)  # fmt: skip
-        if self.manifest.split.own_routes and not request.get("organisation") and request.get("role") != "observer":
+        if self.service.gate.rules.own_routes and not request.get("organisation") and request.get("role") != "observer":
             name = str(request["for"])
             raise CommandError("microbatches of this run stay in one organisation, and this invite names none",
                                check="of which organisation is its holder?",

@@ -11,6 +11,7 @@ from typing import Any
 
 from peers.console.words import CommandError, codecs_text, command_name, listed, with_commands
 from peers.control.admitting import Admitting, granted_by, open_run
+from peers.control.sent import SentReport, receivers
 from peers.control.server import Command
 from peers.control.status import MemberReport, Revocation, StatusReport, SwarmLook
 from peers.exit_codes import EXIT_USAGE
@@ -82,6 +83,7 @@ class NodeCommands:
             "revoke": self._revoke,
             "issuers": self._issuers,
             "look": self._look,
+            "sent": self._sent,
         }
 
     async def _status(self, request: Mapping[str, Any]) -> StatusReport:
@@ -233,6 +235,19 @@ class NodeCommands:
         with contextlib.suppress(PeerError):
             links |= {str(peer): kind for peer, kind in (await endpoint.links()).items()}
         return links
+
+    async def _sent(self, request: Mapping[str, Any]) -> SentReport:
+        if self._membership is None or self._endpoint is None or self._manifest is None:
+            raise RunEnded("this peer has not found its run yet: try again in a moment", Ending.FAILED)
+        roster, sent_by = self._membership.roster, self._endpoint.statistics().sent_by
+        homes: Mapping[str, str] = {} if roster.admissions is None else roster.admissions.organisations
+        return SentReport(
+            name=roster.names.get(self._peer, self._settings.name),
+            organisation=homes.get(self._peer, ""),
+            routes=self._manifest.split.routes,
+            since=self._started,
+            receivers=receivers(PeerId(self._peer), sent_by, roster),
+        )
 
     async def _drain(self, request: Mapping[str, Any]) -> str:
         return self._leave("swarm drain")

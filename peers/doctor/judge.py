@@ -65,6 +65,11 @@ def judge_run(seen: RunSeen) -> CheckResult:
     if closed is not None and standing.lost:
         remedy = "It goes on when somebody with a copy, or a checkpoint, comes back."
         return base.warns(f"as its contact sees it, nobody holds {listed(standing.lost)} now", next_=remedy)
+    if closed is not None and standing.lacking:
+        home, part = standing.lacking[0]
+        start = f"{swarm} join INVITE --stage {part.removeprefix(STAGE)}"
+        cause = f"microbatches stay in one organisation, and {home} has no host of {part}: its trainers wait"
+        return base.warns(cause, next_=f"at {home}, with an invite that names it: {start}")
     return base
 
 

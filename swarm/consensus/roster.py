@@ -117,14 +117,24 @@ class Roster:
     def whole(self, peer: str, out: Container[str] = ()) -> bool:
         """Return whether the microbatches of this trainer have a way without those that are ``out``: always, where they
         may pass anybody, for then a part that nobody holds is lost to all."""
-        if not self.borders.drawn:
-            return True
-        within = self.borders.within(peer, self.stages())
-        return all(any(other not in out for other in replicas) for replicas in within)
+        return not self.borders.drawn or self.borders.home(peer) in self._whole_homes(out)
+
+    def _whole_homes(self, out: Container[str]) -> set[str]:
+        """Return the organisations that have every stage. O(members)."""
+        held: dict[str, set[str]] = {}
+        for member in self.members:
+            if member.role == "stage" and member.part is not None and member.peer not in out:
+                held.setdefault(self.borders.home(member.peer), set()).add(member.part)
+        stages = len(self.stages())
+        return {home for home, parts in held.items() if home and len(parts) == stages}
 
     def feeding(self, out: Container[str] = ()) -> tuple[PeerId, ...]:
         """Return the trainers whose microbatches count without those that are ``out``: who is there, and has a way."""
-        return tuple(peer for peer in self.trainers if peer not in out and self.whole(peer, out))
+        there = tuple(peer for peer in self.trainers if peer not in out)
+        if not self.borders.drawn:
+            return there
+        homes = self._whole_homes(out)
+        return tuple(peer for peer in there if self.borders.home(peer) in homes)
 
     @property
     def lives(self) -> Mapping[PeerId, int]:

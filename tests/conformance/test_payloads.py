@@ -133,3 +133,35 @@ async def test_upload_that_is_cancelled_halfway_leaves_the_stream_usable(alice: 
         answer, _ = await alice.endpoint.call(peer, UP, Note(number=5), timeout_s=120, payload=b"12345")
         assert answer.number == 5
         bob.bench.admitted.clear()
+
+
+async def test_what_was_sent_by_method_is_what_arrived(alice: Peer, bob: Peer) -> None:
+    """What the receiver counts as it reads is the capture; both worlds count frames with their headers."""
+    before = _between(alice, bob)
+    for size in (MIB + 1, 3):
+        await alice.endpoint.call(bob.endpoint.peer, UP, Note(number=size), timeout_s=120, payload=bytes(size))
+    await alice.endpoint.call(bob.endpoint.peer, DOWN, Note(number=512 << 10), timeout_s=120, max_reply_bytes=MIB)
+    await alice.endpoint.notify(bob.endpoint.peer, ECHO, Note(text="said"), timeout_s=120)
+    with pytest.raises(Busy):
+        await alice.endpoint.call(bob.endpoint.peer, FULL, Note(), timeout_s=120)
+
+    def grown() -> list[dict[str, int]]:
+        now = _between(alice, bob)
+        return [{name: n - was.get(name, 0) for name, n in one.items()} for was, one in zip(before, now, strict=True)]
+
+    await eventually(lambda: all(sum(one.values()) == 2 * one["captured"] for one in grown()))
+    there, back = grown()
+    assert MIB < there[UP.name] < 1.01 * MIB
+    assert (512 << 10) < back[DOWN.name] < 1.01 * (512 << 10)
+    assert there[DOWN.name] < 1024
+    assert there[ECHO.name] < 1024
+
+
+def _between(one: Peer, other: Peer) -> list[dict[str, int]]:
+    """Bytes by method from each to the other, and ``captured`` where they arrived."""
+    found = []
+    for source, target in ((one.endpoint, other.endpoint), (other.endpoint, one.endpoint)):
+        sent_by = source.statistics().sent_by
+        by = {method: counts[target.peer] for method, counts in sent_by.items() if target.peer in counts}
+        found.append({**by, "captured": target.statistics().bytes_received.get(source.peer, 0)})
+    return found

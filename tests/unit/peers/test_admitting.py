@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,16 @@ def test_invite_to_another_run_and_one_of_no_issuer_are_not_signed(tmp_path: Pat
         other.countersign(invite(granted))
     with pytest.raises(ConfigError):
         first.countersign("swarm1:nothing")
+
+
+def test_invite_without_an_organisation_is_refused_where_microbatches_stay_in_one(tmp_path: Path) -> None:
+    first = admitting(FIRST, tmp_path, FIRST)
+    first.service.gate.rules = dataclasses.replace(first.service.gate.rules, own_routes=True)
+    with pytest.raises(CommandError, match="names none") as refused:
+        first.grant({"for": "ana"})
+    assert refused.value.next.endswith("invite --for ana --organisation NAME")
+    assert first.grant({"for": "ana", "organisation": "st-mary"}).grant.grant.organisation == "st-mary"
+    first.grant({"for": "eve", "role": "observer"})
 
 
 def test_invite_for_a_peer_that_cannot_be_is_refused(tmp_path: Path) -> None:

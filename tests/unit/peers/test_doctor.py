@@ -123,11 +123,11 @@ def test_check_before_start_stops_with_the_cause_or_says_its_doubts(
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-def seen(closed: int | None, *, lost: tuple[str, ...] = (), ended: bool = False) -> Any:
+def seen(closed: int | None, *, lost: tuple[str, ...] = (), lacking: Any = (), ended: bool = False) -> Any:
     """A run of 60 steps and three peers."""
     return SimpleNamespace(
         manifest=SimpleNamespace(run=SimpleNamespace(name="mine", steps=60), run_id="ab" * 32),
-        standing=SimpleNamespace(closed=closed, waiting_for="1 of 2 stage hosts are here", lost=lost),
+        standing=SimpleNamespace(closed=closed, waiting_for="1 of 2 stage hosts are here", lost=lost, lacking=lacking),
         head=None if closed is None else SimpleNamespace(ended=ended),
         members=("a", "b", "c"),
         contact="a",
@@ -139,9 +139,10 @@ def test_judge_run_says_where_it_stands(snapshot: Any) -> None:
         judge_run(one)
         for one in (
             seen(12), seen(None, lost=("stage-0",)), seen(12, lost=("stage-1",)), seen(60), seen(12, ended=True),
+            seen(12, lacking=(("st-mary", "stage-1"),)),
         )
     ]  # fmt: skip
-    assert [one.level for one in found] == ["ok", "ok", "warn", "fail", "fail"]
+    assert [one.level for one in found] == ["ok", "ok", "warn", "fail", "fail", "warn"]
     assert shown(*found) == snapshot
 
 

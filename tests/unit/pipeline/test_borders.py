@@ -17,6 +17,7 @@ from swarm.pipeline.messages import (
     RECALL,
     RESEND,
     TARGETS,
+    TRAINER_RECALL,
     Adopt,
     Backward,
     Evaluate,
@@ -24,16 +25,23 @@ from swarm.pipeline.messages import (
     Recall,
     Resend,
     Targets,
+    TrainerRecall,
 )
 from swarm.pipeline.stage.admission import Participants
 from swarm.security.borders import OPEN, Borders
+from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.harness.rigs.pipeline import (
+    ACTIVATION_BYTES,
+    ALIEN,
     DOWN,
     ME,
     ROUTE,
     TRAINER,
     UP,
+    DialClock,
     ReplicaScene,
+    TrainerSide,
+    enter,
     microbatch,
     places,
     sealed,
@@ -64,14 +72,15 @@ def abroad(*peers: PeerId) -> Participants:
     return Participants(open_.trainers, open_.stages, Borders({**OWN, **dict.fromkeys(peers, "charite")}))
 
 
-@pytest.mark.parametrize("foreign", [TRAINER, UP, DOWN])
-@pytest.mark.parametrize("seam", SEAMS)
+# Rows that are evaluated have no route: their trainer takes them from stage to stage.
+@pytest.mark.parametrize(
+    ("seam", "foreign"),
+    [(seam, foreign) for seam in SEAMS for foreign in (TRAINER, UP, DOWN) if seam != "evaluate" or foreign == TRAINER],
+)
 async def test_replica_refuses_what_a_peer_of_another_organisation_brings_or_asks(
     scene: ReplicaScene, seam: str, foreign: PeerId
 ) -> None:
     caller, body, payload = SEAMS[seam]
-    if seam == "evaluate" and foreign != TRAINER:
-        pytest.skip("rows that are evaluated have no route: their trainer takes them from stage to stage")
     scene.server.open_step(1, abroad(foreign))
     with pytest.raises(Refused, match="is not of the organisation of"):
         await scene.boxes[caller].endpoint.call(ME, RPCS[seam], body(), timeout_s=5, payload=payload)
@@ -94,6 +103,24 @@ async def test_nothing_that_is_retained_is_handed_abroad(scene: ReplicaScene) ->
     scene.server.open_step(1, abroad(DOWN))
     with pytest.raises(Refused, match="organisation"):
         await scene.boxes[DOWN].endpoint.call(ME, RECALL, body, timeout_s=5, max_reply_bytes=64)
+
+
+async def test_trainer_gives_nothing_of_its_own_to_a_host_abroad() -> None:
+    trainer, near, far, _ = await enter(SimNetwork(DialClock()), TRAINER, UP, ALIEN, DOWN)
+    homes = {**OWN, ALIEN: "charite"}
+    stages = Borders(homes).within(TRAINER, [[UP, ALIEN], [DOWN]])
+    side = TrainerSide(trainer, stages, hosted=True)
+    side.part.step = 2
+    side.trainer.open_step(3, stages, 1, (0, 20))
+
+    async def ask(host: SimEndpoint) -> int:
+        body = TrainerRecall(step=3, microbatch=microbatch(20), route=(host.peer, DOWN), what="output")
+        _, payload = await host.call(TRAINER, TRAINER_RECALL, body, timeout_s=5, max_reply_bytes=ACTIVATION_BYTES)
+        return len(payload)
+
+    assert await ask(near) > 0
+    with pytest.raises(Refused, match="goes to stage 0 only"):
+        await ask(far)
 
 
 def test_who_is_of_no_organisation_is_near_nobody() -> None:
