@@ -47,6 +47,7 @@ _SHOWN: Mapping[str, str] = {
     "max_gap_s": " s",
     "ready_again_s": " s",
     "moves": " to another stage",
+    "lies": " microbatches and steps",
     "strangers_kept": " × while they attacked a sink",
     "strangers_answered": " methods",
     "strangers_mb_s": " MB/s",

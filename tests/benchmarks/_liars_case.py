@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
@@ -18,6 +19,7 @@ from peers.data.text import built_in_corpus
 from peers.data.trainer_data import open_source
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.config import Manifest
+from swarm.consensus.roster import owner
 from swarm.events import (
     Accumulated,
     AttemptFailed,
@@ -73,11 +75,10 @@ NAMES: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
     WorkWithdrawn: lambda event: event.trainers,
     WorkExcluded: lambda event: _said(event.reason),
     JourneySetAside: lambda event: _said(event.reason),
-    TermBegan: lambda event: _said(event.reason),
     AttemptFailed: lambda event: _said(event.reason),
     PartsCapped: lambda event: [],
 }
-"""Events that tell of something wrong, and whom each names."""
+"""Events that tell of something wrong, and whom each names; of :class:`TermBegan` that is who led before."""
 
 
 def _rare(digests: Mapping[PeerId, str]) -> list[PeerId]:
@@ -145,10 +146,10 @@ class Watch:
 
     def __init__(self, swarm: SimSwarm, liar: str) -> None:
         self._swarm, self._liar = swarm, liar
-        self._worked, self._caught = 0, None
-        self._events: dict[str, int] = {}
-        self._named: dict[str, set[str]] = {}
-        self._wrongly = 0
+        self._worked, self._wrongly = 0, 0
+        self._events = Counter[str]()
+        self._named: dict[str, Counter[str]] = defaultdict(Counter)
+        self._caught: dict[str, int] = {}
         swarm.on_added.append(self._listen)
 
     def _listen(self, name: str) -> None:
@@ -159,24 +160,33 @@ class Watch:
         self._worked += isinstance(event, Accumulated | JourneyCompleted)
 
     def _hear(self, event: Event) -> None:
-        if (names := NAMES.get(type(event))) is None:
+        if isinstance(event, TermBegan):
+            names: Iterable[str] = [self._leader(event.step, event.term - 1)]
+        elif type(event) in NAMES:
+            names = NAMES[type(event)](event)
+        else:
             return
         known = {peer.endpoint.peer: name for name, peer in self._swarm.peers.items()}
-        named = {known[PeerId(one)] for one in names(event) if one in known}
-        self._events[event.kind] = self._events.get(event.kind, 0) + 1
+        named = {known[PeerId(one)] for one in names if one in known}
+        self._events[event.kind] += 1
         for name in named:
-            self._named.setdefault(name, set()).add(event.kind)
-        if self._liar in named and self._caught is None:
-            self._caught = self._worked
+            self._named[name][event.kind] += 1
+        if self._liar in named:
+            self._caught.setdefault(event.kind, self._worked)
         self._wrongly += bool(named - {self._liar})
 
+    def _leader(self, step: int, term: int) -> PeerId:
+        at = self._swarm.peers["bootstrap"].membership
+        assert at is not None
+        return owner(at._run.position.roster, step, term)
+
     def figures(self) -> dict[str, Any]:
-        """Return who was named by which events: ``caught`` is after how many of the liar's microbatches."""
+        """Return who was named how often by which events; ``caught``: after how many of the liar's microbatches each
+        first named it."""
         return {
             "caught": self._caught,
-            "named_by": sorted(self._named.get(self._liar, ())),
+            "named": {name: dict(sorted(kinds.items())) for name, kinds in sorted(self._named.items())},
             "named_wrongly": self._wrongly,
-            "accused": {name: sorted(kinds) for name, kinds in self._named.items() if name != self._liar},
             "told": dict(sorted(self._events.items())),
         }
 

@@ -8,7 +8,7 @@ same seed. The lies are those of :mod:`peers.chaos.liars.lies`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tests.benchmarks._cases import play_cases
@@ -64,6 +64,8 @@ ATTACKS = (
 STEPS = {Size.SMOKE: 3, Size.DEFAULT: 20, Size.FULL: 60}
 SEEDS = {Size.SMOKE: (1,), Size.DEFAULT: (1,), Size.FULL: (1, 2, 3)}
 SMOKED = ("slower", "sum-x-10")
+MORE = 2
+"""So many times as often as in the honest run with the same defences a liar must be named by the events of a kind."""
 
 
 def run(size: Size) -> Result:
@@ -91,8 +93,8 @@ def list_cases(size: Size) -> list[dict[str, Any]]:
 
 def to_result(runs: Sequence[dict[str, Any]]) -> Result:
     """The table, and the totals of the defended runs, some of them beside those of the others."""
-    honest = {(one["seed"], one["trainers"]): one for one in runs if not (one["lie"] or one["defended"])}
-    runs = [one | _beside(one, honest[one["seed"], one["trainers"]]) for one in runs]
+    honest = {(one["seed"], one["trainers"], one["defended"]): one for one in runs if not one["lie"]}
+    runs = [one | _beside(one, honest) | _blamed(one, honest) for one in runs]
     defended, bare = [[one for one in runs if one["defended"] is so] for so in (True, False)]
     caught = sorted(one["caught"] for one in defended if one["caught"] is not None)
     summary: dict[str, Any] = {
@@ -111,11 +113,27 @@ def to_result(runs: Sequence[dict[str, Any]]) -> Result:
     return Result(columns=COLUMNS, rows=[_row(one) for one in runs], summary=summary, notes=NOTES)
 
 
-def _beside(one: dict[str, Any], honest: dict[str, Any]) -> dict[str, Any]:
-    found = {"loss_ratio": round(one["loss"] / honest["loss"], 4)}
+Honest = Mapping[tuple[int, int, bool], dict[str, Any]]
+"""By seed, trainers, and whether it was defended."""
+
+
+def _beside(one: dict[str, Any], honest: Honest) -> dict[str, Any]:
+    bare = honest[one["seed"], one["trainers"], False]
+    found = {"loss_ratio": round(one["loss"] / bare["loss"], 4)}
     for name, of in (("seconds_ratio", "step_s"), ("worst_seconds_ratio", "worst_s")):
-        found[name] = None if one[of] is None else round(one[of] / honest[of], 3)
+        found[name] = None if one[of] is None else round(one[of] / bare[of], 3)
     return found
+
+
+def _blamed(one: dict[str, Any], honest: Honest) -> dict[str, Any]:
+    """Who was named by what. A liar that is named hardly more often than it is when it does not lie is not caught."""
+    named = honest[one["seed"], one["trainers"], one["defended"]]["named"].get(one["liar"], {})
+    by = {kind: n for kind, n in one["named"].get(one["liar"], {}).items() if n > MORE * named.get(kind, 0)}
+    return {
+        "named_by": by,
+        "caught": min((one["caught"][kind] for kind in by), default=None),
+        "accused": {name: kinds for name, kinds in one["named"].items() if name != one["liar"]},
+    }
 
 
 def _totals(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -132,11 +150,15 @@ def _row(one: dict[str, Any]) -> list[Any]:
     shown = {
         "lie": one["lie"] or "none",
         "defended": "yes" if one["defended"] else "no",
-        "named_by": " ".join(one["named_by"]),
-        "accused": " ".join(f"{name}:{'+'.join(kinds)}" for name, kinds in one["accused"].items()),
-        "told": " ".join(f"{kind}:{count}" for kind, count in one["told"].items()),
+        "named_by": _counted(one["named_by"]),
+        "accused": "; ".join(f"{name}: {_counted(kinds)}" for name, kinds in one["accused"].items()),
+        "told": _counted(one["told"]),
     }
     return [(one | shown)[name] for name in COLUMNS]
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in kinds.items())
 
 
 NOTES = (
@@ -146,8 +168,9 @@ NOTES = (
     "the text that comes with Python; a model of two layers",
     "ratios: to the honest run without defences of the same seed; loss: of rows that nobody learns from, by the "
     "parameters that honest members hold at the end; seconds: of the median and of the slowest step",
-    "caught: so many microbatches the liar had worked on when an honest member first named it, in an event; -: never; "
-    "caught_p99 is of those that were caught; f1 of lies that were named, and of honest members that were named",
+    "named_by: events of honest members that name the liar, of kinds that name it more than twice as often as in the "
+    "honest run; caught: so many microbatches it had worked on at the first of them; caught_p99 is of those that were "
+    "caught; f1 of lies that were named, and of honest members that were named, in whatever run",
     "honest_accused: members named in runs in which nobody lies; named_wrongly: events that name another than the liar",
     "told: how often honest members told of something wrong, whoever was named; PartsCapped names nobody",
     "defended: with the manifest's keys DEFENCES of tests/benchmarks/_liars_case.py; a liar that is named goes on: "

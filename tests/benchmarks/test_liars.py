@@ -10,8 +10,7 @@ from tests.benchmarks.runner import Size
 
 RUN: dict[str, Any] = {
     "lie": "", "liar": "", "rate": 1.0, "seed": 1, "trainers": 2, "defended": False, "fired": 0, "loss": 2.0,
-    "step_s": 1.0, "worst_s": 2.0, "stopped": "", "caught": None, "named_by": [], "named_wrongly": 0, "accused": {},
-    "told": {},
+    "step_s": 1.0, "worst_s": 2.0, "stopped": "", "caught": {}, "named": {}, "named_wrongly": 0, "told": {},
 }  # fmt: skip
 LIE: dict[str, Any] = RUN | {"lie": "late", "liar": "host-0", "fired": 3}
 
@@ -26,16 +25,17 @@ def test_every_lie_is_told_beside_honest_runs_of_its_shape() -> None:
 
 
 def test_totals_are_of_who_was_named_and_of_who_should_not_have_been() -> None:
-    caught = LIE | {"defended": True, "caught": 7, "loss": 2.2, "worst_s": 3.0}
-    missed = caught | {"caught": None, "loss": 3.0, "named_wrongly": 2, "accused": {"host-1": ["SumLeftOut"]}}
-    found = to_result(
-        [RUN, RUN | {"defended": True, "loss": 2.1}, LIE | {"worst_s": None, "stopped": "why"}, caught, missed]
-    )
+    often, seldom = ({"host-0": {"SumLeftOut": times}} for times in (5, 4))
+    honest = RUN | {"defended": True, "loss": 2.1, "named": {"host-0": {"SumLeftOut": 2}}}
+    bare = LIE | {"worst_s": None, "stopped": "why"}
+    caught = LIE | {"defended": True, "caught": {"SumLeftOut": 7}, "named": often, "loss": 2.2, "worst_s": 3.0}
+    missed = caught | {"named": seldom | {"host-1": {"SumLeftOut": 2}}, "loss": 3.0, "named_wrongly": 2}
+    found = to_result([RUN, honest, bare, caught, missed])
     summary = found.summary
     assert summary.keys() == set(KEYS)
-    assert (summary["f1"], summary["f1_bare"]) == (0.5, 0.0)
+    assert (summary["f1"], summary["f1_bare"]) == (0.4, 0.0)
     assert (summary["lies"], summary["caught"], summary["caught_p99"]) == (2, 1, 7)
     assert (summary["worst_loss_ratio"], summary["worst_loss_ratio_bare"]) == (1.5, 1.0)
     assert (summary["worst_seconds_ratio"], summary["honest_loss_ratio"]) == (1.5, 1.05)
-    assert (summary["runs_stopped"], summary["named_wrongly"], summary["honest_accused"]) == (1, 2, 0)
+    assert (summary["runs_stopped"], summary["named_wrongly"], summary["honest_accused"]) == (1, 2, 1)
     assert [row[0] for row in found.rows] == ["none", "none", "late", "late", "late"]
