@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from peers.chaos import container_start, container_world
 from peers.chaos.container_world import ContainerWorld
 from peers.chaos.engine import EngineError
-from peers.chaos.faults import Kill, Pause, Restart, Stop, Upgrade
+from peers.chaos.faults import Pause, Upgrade
 from tests.harness.rigs.chaos import Processes, contained
 
 
@@ -44,19 +43,6 @@ def test_a_resume_that_fails_is_told_and_one_of_a_peer_that_has_ended_is_not(tmp
     engine.end(ended.peers["a"].container)
     timers.ring()
     assert ended.problems() == ()
-
-
-def test_who_had_crashed_before_it_was_started_again_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes = Processes(tmp_path, monkeypatch, "a", "b", "c")
-    processes.world.inflict(Kill(("a",)))
-    processes.end("b", 1)
-    for name in "abc":
-        processes.world.inflict(Restart(name))
-    assert processes.world.problems() == (
-        "b had ended with 1, and nobody had struck it, when it was to be started again",
-    )
 
 
 def test_what_could_not_be_kept_as_the_world_ended_is_told_after_it(
@@ -112,31 +98,6 @@ def test_who_is_upgraded_must_have_left_in_order(
     for told in (processes.world.problems(), world.problems()):
         assert len(told) == problems
         assert all("where 75 was expected" in problem for problem in told)
-
-
-@pytest.mark.parametrize("code", [75, 1])
-def test_who_was_told_to_leave_and_crashed_before_it_was_started_again_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    processes = Processes(tmp_path, monkeypatch, "a")
-    processes.world.inflict(Stop(("a",), grace_s=30.0))
-    processes.end("a", code)
-    processes.world.inflict(Restart("a"))
-    problem = f"a had ended with {code}, and a strike does not explain that, when it was to be started again"
-    assert processes.world.problems() == ((problem,) if code == 1 else ())
-
-
-def test_who_was_upgraded_comes_back_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, engine, _ = contained(tmp_path, "a")
-    world.upgrade = "next"
-    begun: list[str] = []
-    monkeypatch.setattr(container_start, "begin", lambda world, peer, image: begun.append(image))
-    monkeypatch.setattr(world, "beside", lambda act: act())
-    engine.end(world.peers["a"].container, code=75)
-    monkeypatch.setattr(container_world, "_running", lambda world, name: world.peers[name])
-    world.inflict(Upgrade("a", grace_s=0.0))
-    world.inflict(Restart("a"))
-    assert begun == ["next", "next"]
 
 
 def test_what_cannot_be_understood_is_told_once_and_the_rest_is_heard(tmp_path: Path) -> None:

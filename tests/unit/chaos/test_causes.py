@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peers.chaos.faults import Disconnect, Heal, Partition, Pause, Reconnect, Resume, SlowLinks
+from peers.chaos.faults import Disconnect, Heal, Partition, Pause, Reconnect, SlowLinks
 from peers.chaos.process_world import ProcessWorld
 from swarm.sim.links import LinkShape, Traffic
 from tests.harness.rigs.chaos import Processes, Timers, contained
@@ -41,17 +41,6 @@ class _Now(Traffic):
 
     def slow(self, source: str, target: str, shape: LinkShape, *, both: bool = True, cause: Any = "") -> None:
         super().slow(source, target, shape, both=both, cause=cause)
-
-
-def test_the_end_of_slow_links_leaves_a_partition_of_the_same_pair(tmp_path: Path) -> None:
-    world = _World(tmp_path)
-    world.inflict(SlowLinks(("a",), ("b",), LOSSY, seconds=1.0))
-    world.inflict(Partition(("a",), ("b",)))
-    world.timers.ring()
-    assert world.cut
-    assert world.links.shape("a", "b") == LinkShape()
-    world.inflict(Heal())
-    assert not world.cut
 
 
 def test_the_timer_of_a_cut_that_was_healed_leaves_a_newer_one(tmp_path: Path) -> None:
@@ -119,12 +108,3 @@ def test_the_end_of_a_pause_leaves_another_that_lasts(tmp_path: Path, monkeypatc
     assert not engine.paused
     processes.timers.ring()
     assert not processes.world.paused
-
-
-def test_a_pause_that_was_ended_by_hand_does_not_end_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = Processes(tmp_path, monkeypatch, "a")
-    processes.world.inflict(Pause(("a",), seconds=1.0))
-    processes.world.inflict(Resume(("a",)))
-    processes.world.inflict(Pause(("a",)))
-    processes.timers.ring()
-    assert "a" in processes.world.paused

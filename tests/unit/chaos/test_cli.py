@@ -55,16 +55,6 @@ def test_list_names_what_is_there(
     assert "docker/scenarios/a.toml   5 steps  that b" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("answers", "chosen"), [(True, "containers"), (False, "processes")])
-def test_world_is_containers_where_an_engine_answers(
-    monkeypatch: pytest.MonkeyPatch, answers: bool, chosen: str
-) -> None:
-    monkeypatch.setattr(worlds, "engine_answers", lambda: answers)
-    assert choose_world(_scenario(), None)[0] == chosen
-    assert choose_world(_scenario(), "processes") == ("processes", "as asked")
-    assert choose_world(_scenario(), "containers") == ("containers", "as asked")
-
-
 def test_what_only_containers_have_is_refused_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worlds, "engine_answers", lambda: False)
     with pytest.raises(ConfigError, match="docker version"):

@@ -30,20 +30,6 @@ def test_what_is_cut_stays_so_while_something_else_is_changed() -> None:
     assert ":SWARM - [0:0]" in told[0]
 
 
-def test_mending_some_links_leaves_the_others() -> None:
-    links = ContainerLinks()
-    links.part(["a"], ["b", "c"], both=True, cause="first")
-    links.part(["a"], ["b"], both=True, cause="second")
-    links.shape(["b"], ["c"], LinkShape(loss=0.1), cause="third")
-    links.mend("second")
-    assert "-s 10.0.1.1 -j DROP" in rules(links, "b"), "it is cut for another cause"
-    links.mend("third")
-    assert "0.1000 -j DROP" not in rules(links, "b")
-    assert "-s 10.0.1.1 -j DROP" in rules(links, "c")
-    links.mend()
-    assert "DROP" not in "".join(rules(links, name) for name in "abc")
-
-
 def test_shape_makes_a_queue_for_what_is_sent_there_alone() -> None:
     links = ContainerLinks()
     links.shape(["a"], ["b"], LinkShape(bytes_per_s=125_000))

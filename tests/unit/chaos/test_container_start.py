@@ -14,7 +14,7 @@ from peers.chaos import container_start, container_world
 from peers.chaos.container_world import ContainerWorld
 from peers.chaos.faults import CannotInflict, Kill, LimitCpu, Pause, Restart, SkewClock, SlowDevice
 from peers.chaos.world import PeerSpec
-from tests.harness.rigs.chaos import FakeEngine, Processes, contained
+from tests.harness.rigs.chaos import FakeEngine, contained
 
 
 @pytest.fixture
@@ -60,25 +60,6 @@ def test_slower_processor_is_that_of_later_starts_too(
     created = next(call for call in reversed(engine.calls) if call[0] == "create")
     given = [created[at + 1] for at, word in enumerate(created) if word == "--cpu-quota"]
     assert given == quota
-
-
-@pytest.mark.parametrize(
-    ("fault", "share"),
-    [(LimitCpu("a", 0.5), 0.5), (SlowDevice("a", 2.0), 0.05), (SlowDevice("a", 1.0), 0.1), (LimitCpu("a", 0.0), 0.1)],
-)
-def test_factor_is_of_what_the_scenario_gave_which_is_left_when_a_fault_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: LimitCpu | SlowDevice, share: float
-) -> None:
-    world, engine, _ = contained(tmp_path, "a")
-    world._enter(world.peers["a"], replace(world.peers["a"].spec, name="b", cpus=0.1))
-    world.inflict(replace(fault, peer="b"))
-    assert engine.calls[-1][:5] == ("update", "--cpu-period", "20000", "--cpu-quota", str(round(20000 * share)))
-    processes = Processes(tmp_path / "p", monkeypatch)
-    slowed: list[float] = []
-    monkeypatch.setattr(processes.world, "slow", lambda peer, factor: slowed.append(factor))
-    processes.add(PeerSpec(name="b", role="stage", arguments=("join",), cpus=0.1))
-    processes.world.inflict(replace(fault, peer="b"))
-    assert slowed == [pytest.approx(1 / share)]
 
 
 @pytest.mark.parametrize(("offset_s", "shown"), [(3600.0, 4600), (-90.0, 910), (0.5, 1000), (0.0, 999)])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
 
-from peers.chaos.engine import Engine, EngineError, Watcher, bind
+from peers.chaos.engine import Engine, EngineError, bind
 from peers.chaos.nemesis import Nemesis
 from tests.harness.rigs.chaos import client_script
 
 CFS = "WARNING: Your kernel does not support CPU CFS scheduler. CPU period/quota discarded."
-SWAP = "WARNING: Your kernel does not support swap limit capabilities. Memory limited without swap."
 
 
 def engine_of(root: Path, script: str) -> Engine:
@@ -26,25 +24,6 @@ def test_limit_that_is_not_set_is_an_error(tmp_path: Path, stream: int) -> None:
     with pytest.raises(EngineError, match=r"--cpu-quota 5000\).*quota discarded.*docker info"):
         engine.call("update", "--cpu-period", "20000", "--cpu-quota", "5000", "a")
     assert CFS in engine.call("create", "a") + CFS, "nobody asked for a limit"
-
-
-def test_warnings_of_other_things_are_none(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, f"echo id; echo '{SWAP}' >&2")
-    assert engine.call("create", "--memory", "64m", "--memory-swap", "64m", "a") == "id"
-
-
-def test_watcher_hears_of_what_happened_before_it_was_connected(tmp_path: Path) -> None:
-    started = {"Action": "start", "Actor": {"Attributes": {"name": "early"}}}
-    died = {"Action": "die", "Actor": {"Attributes": {"name": "early", "exitCode": "3"}}}
-    told = "\n".join(json.dumps(one) for one in (started, died))
-    script = f"""case "$*" in *--since*) cat <<'END'\n{told}\nEND\nesac\nexec sleep 1000"""
-    watcher = Watcher(engine_of(tmp_path, script))
-    watcher.start()
-    try:
-        assert watcher.has_started("early", 60.0)
-        assert watcher.wait(["early"], 60.0) == set()
-    finally:
-        watcher.close()
 
 
 def test_directories_of_any_name_can_be_mounted() -> None:

@@ -90,13 +90,6 @@ def test_life_of_who_is_killed_and_comes_back() -> None:
     ]
 
 
-@pytest.mark.parametrize(("kind", "state"), [("pause", "away"), ("partition", "cut off"), ("disconnect", "cut off")])
-def test_life_of_who_is_away_for_a_while(kind: str, state: str) -> None:
-    facts = FACTS[:4]
-    _, struck = _lives((Struck(5.0, kind, "x", ("host-0-1",), 3.0),), facts)
-    assert _spans(struck)[1:] == [("ready", 2.0, 5.0), (state, 5.0, 8.0), ("ready", 8.0, 20.0)]
-
-
 def test_life_of_who_was_left_behind_after_a_pause_that_ends_with_another_strike() -> None:
     facts = (*FACTS[:4], _fact("B", 9.0, "CutOff", step=5, reason=""), _ready("B", 12.0))
     strikes = (Struck(5.0, "partition", "x", ("host-0-1",)), Struck(8.0, "heal", "y", ()))
@@ -119,25 +112,9 @@ def test_life_of_who_is_cut_off_goes_on_with_what_ends_that(kind: str, ends: str
     assert _spans(struck)[2:] == ([("cut off", 5.0, 8.0), ("ready", 8.0, 20.0)] if over else [("cut off", 5.0, 20.0)])
 
 
-def test_life_of_who_is_away_twice_at_once_goes_on_after_the_longer_time() -> None:
-    strikes = (Struck(5.0, "pause", "x", ("host-0-1",), 2.0), Struck(6.0, "pause", "y", ("host-0-1",), 5.0))
-    _, struck = _lives(strikes, FACTS[:4])
-    assert _spans(struck)[2:] == [
-        ("away", 5.0, 11.0),
-        ("ready", 11.0, 20.0),
-    ]
-
-
 def test_an_end_that_was_only_seen_ends_a_life() -> None:
     (_, gone) = lives(Evidence(FACTS[:4], ()), PLAYERS, (), {"host-0-1": [7.0]}, 20.0)
     assert (gone.spans[-1].state, gone.spans[-1].to_s) == ("ready", 7.0)
-
-
-def test_who_moves_lives_on_with_another_part_and_holds_none_before_it_is_ready() -> None:
-    facts = (*FACTS[:2], _part("B", 1.5, "stage-0"), *FACTS[2:4], _part("B", 9.0, "stage-1"))
-    _, mover = _lives((), facts)
-    told = [(span.state, span.from_s, span.to_s, span.part) for span in mover.spans]
-    assert told == [("joining", 0.0, 2.0, ""), ("ready", 2.0, 9.0, "stage-0"), ("ready", 9.0, 20.0, "stage-1")]
 
 
 def test_starved_stage_has_recovered_with_the_first_microbatch_of_who_moved_there() -> None:
@@ -211,14 +188,6 @@ def test_throughput_is_compared_with_the_quiet_around_each_stretch() -> None:
     assert together["throughput_retained_error"] is None
 
 
-def test_participation_counts_from_the_first_strike_on() -> None:
-    assert _figures()["participation"] == pytest.approx(2 / 3, abs=1e-4)
-
-
-def test_time_to_be_ready_again_is_from_the_start() -> None:
-    assert _figures()["ready_again_s"] == 3.0
-
-
 def test_without_a_strike_or_a_baseline_nothing_is_made_up() -> None:
     assert _figures(())["throughput_retained"] is None
     early = Struck(4.5, "kill", "kill-1", ("host-0-1",))
@@ -281,10 +250,6 @@ def test_picture_shows_everybody_and_is_xml() -> None:
     assert {"kill: kill-1", "kill"} <= titles, "a strike, and the legend"
     assert "joining, 3.0 s" in titles
     assert any("polyline" in node.tag for node in tree.iter())
-
-
-def test_picture_of_nothing_is_a_frame() -> None:
-    ElementTree.fromstring(picture_svg("empty", (), (), ()))
 
 
 class _Hashed:

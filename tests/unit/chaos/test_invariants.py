@@ -434,21 +434,6 @@ def test_a_play_that_ends_soon_after_its_kill_has_looked_at_it() -> None:
     assert (checked.looked["I14"], checked.of("I14")) == (1, ())
 
 
-def test_the_slow_of_whom_nobody_was_lost_were_looked_at() -> None:
-    run = PretendRun()
-    run.faults.append(FaultFact(25.0, "slow_links", ("host1", "host2")))
-    assert not run.checked().looked["I15"] - 2
-    assert run.report(target=TARGET) == {}
-
-
-def test_a_pause_that_is_over_before_it_must_be_noticed_is_nothing_to_look_at() -> None:
-    run = PretendRun()
-    run.faults = [FaultFact(15.0, "pause", ("host1",), 4.0)]
-    assert not run.checked().looked["I14"]
-    run.faults = [FaultFact(15.0, "pause", ("host1",), 400.0)]
-    assert run.checked().looked["I14"] == 1
-
-
 def test_microbatch_that_came_in_after_the_sum_was_taken_is_no_surplus() -> None:
     run = PretendRun()
     taken = next(one for one in run.events["host1"] if isinstance(one.event, SumTaken))
@@ -514,21 +499,6 @@ def test_line_that_a_full_disk_cut_short_is_readable_where_the_next_one_says_so(
 
 def _reversed(microbatch: MicrobatchId) -> RawEvent:
     return RawEvent("ContributionReversed", {"step": 1, "microbatch": list(microbatch), "part": "stage-0"})
-
-
-@pytest.mark.parametrize("kind", ["slow_device", "limit_cpu"])
-def test_share_of_a_processor_is_no_reason_to_be_called_lost(kind: str) -> None:
-    run = PretendRun()
-    evict_the_slow(run)
-    run.faults = [FaultFact(25.0, kind, ("host1",))]
-    assert run.report(target=TARGET)["I15"] == 1
-
-
-@pytest.mark.parametrize("end", [FaultFact(16.0, "resume", ("host1",)), FaultFact(15.0, "heal", ())])
-def test_peer_that_goes_on_after_a_pause_may_be_used(end: FaultFact) -> None:
-    run = PretendRun()
-    run.faults = [FaultFact(15.0, "pause", ("host1",), 4.0 if end.kind == "heal" else None), end]
-    assert run.report() == {}
 
 
 def test_run_founded_anew_goes_on_from_its_checkpoint() -> None:
@@ -630,15 +600,3 @@ def test_what_a_full_disk_did_not_take_is_not_held_against_a_peer() -> None:
     closings = [one for one in run.events["host0"] if isinstance(one.event, StepClosed)]
     closings[1].dropped = 2
     assert run.report() == {}
-
-
-def test_of_two_homes_of_a_peer_the_one_that_began_first_is_the_older_start(tmp_path: Path) -> None:
-    for name, wall in (("a-newer", 20.0), ("b-older", 10.0)):
-        home = tmp_path / name
-        home.mkdir()
-        clock = FakeClock()
-        clock.now = wall
-        with Recorder(home / "events.jsonl", PeerId("host0"), clock) as recorder:
-            recorder.emit(PeerReady(part=stage_part(0), step=int(wall), reason="", seconds=1.0))
-    ready = gather([tmp_path]).of("PeerReady")
-    assert [(fact.wall, fact.incarnation) for fact in ready] == [(10.0, 1), (20.0, 2)]

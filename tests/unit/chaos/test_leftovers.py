@@ -66,13 +66,6 @@ def gone() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_everything_is_removed_whatever_somebody_else_removes_meanwhile(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, "gone\nnot now\n", ps="a b\n", network="c\n", volume="d\n")
-    remove_all(engine)
-    assert not left(tmp_path)
-    assert not (tmp_path / "refuse").read_text()
-
-
 def test_network_that_keeps_the_endpoint_of_a_container_that_is_gone_is_removed(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, network="c\n", on="swarm-a swarm-b\n")
     with pytest.raises(EngineError, match="swarm-a swarm-b"):

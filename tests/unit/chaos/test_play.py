@@ -181,23 +181,6 @@ def test_who_crashes_just_before_a_strike_on_it_is_not_excused(tmp_path: Path) -
     assert any("which no strike explains" in problem for problem in outcome.problems)
 
 
-def test_a_drawn_strike_never_stands_for_a_planned_one(tmp_path: Path) -> None:
-    never = {**KILL, "on": {"event": "CutOff"}}
-    schedule = {"per_hour": 100, "kinds": {"kill": 1}}
-    world = MadeUpWorld(tmp_path)
-    outcome, _ = _play(world, _scenario(fault=[never], schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
-    assert ["kill-1: kill did not fire" in problem for problem in outcome.problems] == [True]
-
-
-def test_draws_are_among_those_of_a_region(tmp_path: Path) -> None:
-    swarm = {**SCENARIO["swarm"], "regions": ["eu", "us"]}
-    schedule = {"per_hour": 100, "kinds": {"kill": 1}, "among": ["region:us"]}
-    world = MadeUpWorld(tmp_path)
-    outcome, _ = _play(world, _scenario(swarm=swarm, schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
-    assert outcome.problems == []
-    assert [fault.victims for _, fault in world.done if isinstance(fault, Kill)] == [("host-0-1",)]
-
-
 def test_a_schedule_that_strikes_nobody_is_a_problem(tmp_path: Path) -> None:
     schedule = {"per_hour": 100, "kinds": {"kill": 1}, "among": ["trainer-0"]}
     outcome, _ = _play(MadeUpWorld(tmp_path), _scenario(schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
@@ -218,12 +201,6 @@ def test_farewells_are_not_what_happened(tmp_path: Path, until: dict[str, float]
     assert outcome.happened["StepClosed"] > 1
     assert outcome.happened["PeerLost"] == 0
     assert outcome.by_clock == ("minutes" in until)
-
-
-def test_what_fails_beside_is_a_problem(tmp_path: Path) -> None:
-    world = MadeUpWorld(tmp_path, {6: lambda world: world.failures.append("it was not resumed")})
-    outcome, _ = _play(world, _scenario())
-    assert outcome.problems == ["it was not resumed"]
 
 
 def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Path) -> None:
@@ -366,21 +343,6 @@ def test_what_broke_as_it_was_done_is_told_however_the_play_ends(tmp_path: Path,
     assert "not over" not in told, "nobody waits for what cannot happen any more"
 
 
-def test_farewells_strike_nobody(tmp_path: Path) -> None:
-    class Talkative(MadeUpWorld):
-        """The others close a step as they leave."""
-
-        def stop(self, names: Iterable[str], grace_s: float) -> None:
-            self.say("host-0-0", "CutOff", step=9, reason="")
-            super().stop(names, grace_s)
-
-    world = Talkative(tmp_path)
-    late = {**KILL, "on": {"event": "CutOff"}}
-    outcome, _ = _play(world, _scenario(fault=[late]))
-    assert world.done == []
-    assert ["did not fire" in problem for problem in outcome.problems] == [True]
-
-
 def test_a_play_does_not_end_before_what_lasts_is_over(tmp_path: Path) -> None:
     pause = {**KILL, "do": "pause", "seconds": 6.0}
     world = MadeUpWorld(tmp_path, steps=0)
@@ -395,14 +357,6 @@ def test_who_is_struck_late_has_time_to_come_back(tmp_path: Path, monkeypatch: p
     late = {**KILL, "on": {"event": "StepClosed", "where": {"step": 35}}, "back_s": 3.0}
     outcome, _ = _play(MadeUpWorld(tmp_path, steps=0), _scenario(fault=[late], until={"minutes": 0.01}))
     assert (outcome.problems, outcome.by_clock) == ([], True)
-
-
-def test_who_has_too_little_memory_and_ends_in_another_way_is_not_excused(tmp_path: Path) -> None:
-    limit = {**KILL, "do": "limit_memory", "mib": 8, "back_s": 0.3}
-    world = MadeUpWorld(tmp_path, {30: lambda world: world.end("host-0-1", 1)}, steps=0)
-    outcome, _ = _play(world, _scenario(fault=[limit], until={"minutes": 0.01}))
-    assert "host-0-1 ended with 1, which no strike explains" in outcome.problems[0]
-    assert [(end.code, end.struck) for end in outcome.ends] == [(1, False)]
 
 
 def test_play_waits_for_strangers_to_end(tmp_path: Path) -> None:

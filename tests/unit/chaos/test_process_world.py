@@ -23,7 +23,6 @@ from peers.chaos.faults import (
     JoinerStorm,
     Kill,
     KillDaemon,
-    LimitCpu,
     LimitMemory,
     Moment,
     Partition,
@@ -32,13 +31,11 @@ from peers.chaos.faults import (
     Restart,
     Resume,
     SkewClock,
-    SlowDevice,
     SlowLink,
     SlowLinks,
     Start,
     Stop,
     Twin,
-    Upgrade,
 )
 from peers.chaos.means import _fakes, faketime_library
 from peers.chaos.plan import FaultPlan, On, Strike
@@ -163,22 +160,6 @@ def test_disk_fills_and_is_freed(tmp_path: Path) -> None:
         assert False in rooms
 
 
-def test_slow_device_gets_a_share_of_the_time(tmp_path: Path) -> None:
-    with world_of(tmp_path, "host-0") as world:
-        plan = FaultPlan(Strike("slow", On("Tick", nth=3), SlowDevice("host-0", 10.0)), world=world)
-        fired(plan, "slow")
-        process = psutil.Process(world.peers["host-0"].pid)
-        for _ in range(3):
-            wait_until(lambda: process.status() == psutil.STATUS_STOPPED, what="its being stopped")
-            seen = len(ticks(world, "host-0"))
-            wait_until(lambda seen=seen: len(ticks(world, "host-0")) > seen, what="its going on")  # type: ignore[misc]
-        world.inflict(SlowDevice("host-0", 1.0))
-        assert not world.slowed
-        assert process.status() != psutil.STATUS_STOPPED
-        seen = len(ticks(world, "host-0"))
-        wait_until(lambda: len(ticks(world, "host-0")) > seen, what="its running freely")
-
-
 @pytest.mark.parametrize("keep_disk", [True, False])
 def test_restart_keeps_the_key_and_the_disk_only_when_asked(tmp_path: Path, keep_disk: bool) -> None:
     with world_of(tmp_path, "host-0") as world:
@@ -280,16 +261,6 @@ def test_notice_ends_who_heeds_it_at_once_and_who_does_not_when_its_time_is_up(t
         assert world.exit_code("host-1") == -signal.SIGKILL
 
 
-def test_upgrade_starts_again_in_the_same_home_who_has_left(tmp_path: Path) -> None:
-    with world_of(tmp_path, "host-0") as world:
-        plan = FaultPlan(Strike("new", On("Tick", nth=5), Upgrade("host-0")), world=world)
-        fired(plan, "new")
-        peer = world.peers["host-0"]
-        wait_until(lambda: len(peer.starts) == 2 and ticks(world, "host-0"), what="the second start")
-        assert peer.starts[0].process.returncode == -signal.SIGTERM
-        assert int(str(ticks(world, "host-0")[0]["kept"])) > 1
-
-
 def test_a_peer_that_is_kept_for_later_is_started_by_a_fault(tmp_path: Path) -> None:
     with world_of(tmp_path, "host-0") as world:
         world.expect(PeerSpec(name="late", role="stage", arguments=("join", "INVITE")))
@@ -308,14 +279,6 @@ def test_limits_that_only_containers_have_are_refused_by_name(tmp_path: Path) ->
         ):
             with pytest.raises(CannotInflict, match="--on containers"):
                 world.start(spec)
-
-
-def test_a_share_of_a_processor_is_given_and_taken_back(tmp_path: Path) -> None:
-    with world_of(tmp_path, "host-0") as world:
-        world.inflict(LimitCpu("host-0", 0.1))
-        assert "host-0" in world.slowed
-        world.inflict(LimitCpu("host-0", 0.0))
-        assert not world.slowed
 
 
 def test_a_lost_disk_is_kept_aside_as_evidence(tmp_path: Path) -> None:

@@ -79,14 +79,6 @@ def test_founder_that_is_started_again_finds_its_run_in_its_home() -> None:
     assert command[command.index("--invite-file") + 1] == "/w/homes/bootstrap/invite"
 
 
-def test_limits_of_the_last_pattern_that_fits_count() -> None:
-    limits = [{"peer": "host-*", "cpus": 0.5}, {"peer": "host-0-0", "disk_mib": 64}]
-    specs = {one.name: one.spec for one in _cast(_with(swarm={**SMALL["swarm"], "limit": limits})).members}
-    assert (specs["host-0-0"].cpus, specs["host-0-0"].disk_mib) == (None, 64)
-    assert specs["host-0-1"].cpus == 0.5
-    assert specs["trainer-0"].cpus is None
-
-
 def test_manifest_has_what_the_scenario_says_over_what_is_small() -> None:
     scenario = _with(swarm={**SMALL["swarm"], "manifest": {"model": {"dim": 16}, "averaging": {"strategy": "pairs"}}})
     manifest = manifest_of(scenario, {})
@@ -126,14 +118,6 @@ def test_limits_and_nat_are_of_regions_too() -> None:
     for member in _cast(_with(swarm=swarm)).members:
         of_us = member.spec.region == "us"
         assert (member.spec.cpus, member.spec.behind_nat) == ((0.5, True) if of_us else (None, False))
-
-
-def test_links_are_of_latecomers_too() -> None:
-    links = {"machine": [{"peer": name, "up_mbit_per_s": 1} for name in ("joiner-2", "host-0-0-twin", "*-twin")]}
-    storm = {"do": "joiner_storm", "count": 2, "at_s": 3}
-    assert _cast(_with(swarm={**SMALL["swarm"], "links": links}, fault=[storm]))
-    with pytest.raises(ConfigError, match="joiner-2"):
-        _cast(_with(swarm={**SMALL["swarm"], "links": links}))
 
 
 def test_each_kind_of_fault_can_be_planned() -> None:
@@ -195,25 +179,6 @@ def test_each_kind_of_fault_can_be_planned() -> None:
 )  # fmt: skip
 def test_what_cannot_be_played_is_refused_by_key(keys: dict[str, Any], told: str) -> None:
     assert told in _refused(**keys)
-
-
-def test_compared_with_is_the_same_swarm_with_other_values() -> None:
-    thin = load_scenario(ROOT / "docker" / "scenarios" / "thin-links.toml")
-    other = thin.compared()
-    assert (other.name, other.compare, other.swarm.links) == ("sync-float32", None, thin.swarm.links)
-    ours, theirs = (manifest_of(one, {}) for one in (thin, other))
-    assert (ours["speed"], theirs["speed"]) == ({"mode": "overlap"}, {"mode": "sync"})
-    assert (ours["codecs"], theirs["codecs"]) == ({"activations": "int8h"}, {"activations": "float32"})
-    assert ours["model"] == theirs["model"]
-    assert other.compared() is None
-
-
-@pytest.mark.parametrize("peer", ["joiner-1", "host-0-0-twin", "bootstrap", ""])
-def test_strike_may_wait_for_who_comes_later(peer: str) -> None:
-    scenario = _with(fault=[{"do": "heal", "on": {**CLOSED, "peer": peer, "nth": 2}}])
-    (one,) = planned(scenario, _cast(scenario))
-    of_whom = f" of {peer}" if peer else ""
-    assert one.strike.on.described == f"2 × StepClosed{of_whom} where step = 5"
 
 
 def test_scenario_of_the_project_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

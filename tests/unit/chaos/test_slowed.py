@@ -64,24 +64,6 @@ def test_process_is_stopped_for_all_but_its_share_of_each_span(told: Told, monke
     assert told.told == ["stop", "go"] * 3
 
 
-def test_who_is_held_is_not_let_go_on(told: Told) -> None:
-    slowed = means.Slowed(1, 10.0)
-    assert told.stopped.wait(300)
-    slowed.hold(True)
-    before = list(told.told)
-    slowed.end()
-    assert told.told == before
-
-
-def test_who_is_held_no_more_goes_on_in_its_share(told: Told) -> None:
-    slowed = means.Slowed(1, 10.0, held=True)
-    assert told.told == []
-    slowed.hold(False)
-    assert told.stopped.wait(300)
-    slowed.end()
-    assert told.told[-1] == "go"
-
-
 def test_a_pause_lasts_whatever_share_a_peer_has_or_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:

@@ -23,17 +23,6 @@ def test_an_event_is_stamped_when_it_was_written_however_late_it_is_read() -> No
     assert [round(wall, 2) for wall in watch.closed.values()] == [1000.02, 1010.0, 1015.0, 1021.0]
 
 
-def test_a_step_that_another_tells_earlier_was_closed_then() -> None:
-    now = [1000.0]
-    stamps = Stamps(lambda: now[0])
-    watch = RunWatch(stamps)
-    for monotonic, name in ((50.0, "a"), (49.0, "b"), (50.5, "c")):
-        stamps.tell(monotonic)
-        now[0] += 1.0
-        watch.hear(name, "StepClosed", {"step": 1})
-    assert watch.closed == {1: 999.0}
-
-
 def test_evidence_of_one_machine_does_not_depend_on_wall_clocks_that_were_set(tmp_path: Path) -> None:
     for name, wrong in (("a", 0.0), ("b", -3600.0)):
         home = tmp_path / name

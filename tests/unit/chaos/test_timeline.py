@@ -21,16 +21,6 @@ def test_what_a_swarm_says_as_it_dissolves_is_not_told_as_if_something_had_struc
     ]
 
 
-def test_seconds_count_from_the_first_closed_step_as_in_the_picture() -> None:
-    told: list[str] = []
-    timeline = Timeline(told.append, str)
-    timeline.tell(100.0, "founded")
-    timeline.tell(104.5, "all are there")
-    timeline.heard(110.0, "a", "StepClosed", {"step": 1, "tokens": 12, "loss": 5.5})
-    timeline.struck(111.5, "kill a")
-    assert [line.split("  step")[0].strip() for line in told] == ["start + 0.0 s", "start + 4.5 s", "0.0 s", "1.5 s"]
-
-
 def test_who_moves_and_who_does_not_is_told_with_the_reason() -> None:
     told: list[str] = []
     timeline = Timeline(told.append, str)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from peers.chaos.faults import (
     CannotInflict,
     Disconnect,
     Fault,
-    FillDisk,
-    FreeDisk,
     Kill,
     Partition,
     Pause,
@@ -29,18 +26,7 @@ from peers.chaos.processes import Process
 from swarm.sim.links import LinkShape
 from tests.harness.rigs.chaos import FakeEngine, Processes, contained
 
-OF_MANY = [Kill(("a", "b")), Stop(("a", "b")), Pause(("a", "b"))]
 OF_DEAD = [Kill(("a",)), Stop(("a",)), Pause(("a",)), Upgrade("a")]
-
-
-@pytest.mark.parametrize("fault", OF_MANY, ids=lambda fault: fault.name)
-def test_who_had_ended_is_not_hit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
-    processes = Processes(tmp_path, monkeypatch, "a", "b")
-    processes.end("a")
-    assert processes.world.inflict(fault) == ("b",)
-    world, engine, _ = contained(tmp_path / "c", "a", "b")
-    engine.end(world.peers["a"].container, code=1)
-    assert world.inflict(fault) == ("b",)
 
 
 @pytest.mark.parametrize("fault", OF_DEAD, ids=lambda fault: fault.name)
@@ -89,14 +75,6 @@ class _Throttled:
     def inspect(self, name: str, what: str) -> str:
         """As the engine does."""
         return self._engine.inspect(name, what)
-
-
-def test_who_cannot_be_frozen_at_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, engine, _ = contained(tmp_path, "a")
-    monkeypatch.setattr(container_world, "FREEZE_AGAIN_S", 0.0)
-    world.engine = _Throttled(engine, 3, "unable to freeze")  # type: ignore[assignment]
-    assert world.inflict(Pause(("a",))) == ("a",)
-    assert world.paused("a")
 
 
 @pytest.mark.parametrize(("words", "tries"), [("unable to freeze", container_world.FREEZE_TRIES), ("no such", 1)])
@@ -175,20 +153,3 @@ def test_who_does_not_heed_a_notice_is_killed(tmp_path: Path, monkeypatch: pytes
     world.inflict(Stop(("a",), grace_s=1.0))
     timers.ring()
     assert engine.calls[-1] == ("kill", world.peers["a"].container)
-
-
-def test_disk_that_is_filled_twice_has_its_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = Processes(tmp_path, monkeypatch, "a")
-    limit = (5, 7)
-
-    def prlimit(pid: int, what: int, new: tuple[int, int] | None = None) -> tuple[int, int]:
-        nonlocal limit
-        before, limit = limit, new or limit
-        return before
-
-    monkeypatch.setattr(resource, "prlimit", prlimit)
-    for fault in (FillDisk("a"), FillDisk("a")):
-        processes.world.inflict(fault)
-        assert limit == (0, 7)
-    processes.world.inflict(FreeDisk("a"))
-    assert limit == (5, 7)

@@ -18,13 +18,6 @@ def test_shuffled_known_values_never_change() -> None:
     assert [shuffled(index, 10, b"golden") for index in range(10)] == [4, 8, 0, 2, 7, 6, 9, 5, 1, 3]
 
 
-def test_shuffled_rows_are_spread_evenly() -> None:
-    size = 2000
-    displaced = [shuffled(index, size, b"k") for index in range(size)]
-    neighbours = sum(abs(a - b) == 1 for a, b in zip(displaced, displaced[1:], strict=False))
-    assert neighbours < 10
-
-
 def test_order_one_epoch_reads_each_row_at_most_once_and_leaves_the_remainder() -> None:
     order = ReadingOrder("d" * 64, rows=103, microbatch_size=8)
     rows = [row for position in range(order.microbatches) for row in order.rows_of(0, position)]
@@ -37,12 +30,6 @@ def test_order_next_epoch_and_other_shard_differ() -> None:
     order = ReadingOrder("d" * 64, 103, 8)
     assert order.rows_of(0, 0) != order.rows_of(1, 0)
     assert order.rows_of(0, 0) != ReadingOrder("e" * 64, 103, 8).rows_of(0, 0)
-
-
-def test_order_after_last_position_is_next_epoch() -> None:
-    order = ReadingOrder("d" * 64, 20, 8)
-    assert order.after(0, 0) == (0, 1)
-    assert order.after(0, 1) == (1, 0)
 
 
 def test_order_place_behind_an_epoch_is_the_beginning_of_the_next() -> None:

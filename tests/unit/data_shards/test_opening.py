@@ -16,17 +16,8 @@ from data_shards.draft import Documents, ShardDraft
 from data_shards.manifest import STARTS_FILE, TOKENS_FILE, ShardManifest, read_manifest
 from data_shards.packing import counted_between
 from data_shards.shard import VERIFIED_FILE, Shard
-from data_shards.tokenize import Tokenizer
 from swarm.errors import StateError
 from tests.harness.rigs.data_shards import edit
-
-
-def test_starts_say_where_each_document_begins(shard_path: Path, documents: list[str], tokenizer_json: bytes) -> None:
-    shard, tokenizer = Shard.open(shard_path), Tokenizer(tokenizer_json)
-    bounds = [*shard.starts.tolist(), shard.manifest.tokens]
-    for begin, end, document in zip(bounds[:-1], bounds[1:], documents, strict=True):
-        assert tokenizer.decode(shard.tokens[begin : end - 1].tolist()) == document
-    assert shard.counted is None
 
 
 def test_digest_of_text_is_what_it_was_in_format_1(shard_path: Path) -> None:

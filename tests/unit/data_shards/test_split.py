@@ -103,15 +103,6 @@ def test_split_encoded_documents_come_back_with_their_masks() -> None:
     assert np.asarray(Documents.of(whole).counted).all()
 
 
-def test_split_many_documents_balances_sizes(documents: list[str]) -> None:
-    sizes = [sum(map(len, shard)) for shard in split_documents(documents, 4, 0.1, 0).shards]
-    assert max(sizes) < 1.05 * min(sizes)
-
-
-def test_split_another_seed_holds_out_others(documents: list[str]) -> None:
-    assert split_documents(documents, 2, 0.1, 0).held_out != split_documents(documents, 2, 0.1, 1).held_out
-
-
 def test_split_fraction_is_reached_and_hardly_exceeded(documents: list[str]) -> None:
     held = sum(map(len, split_documents(documents, 2, 0.1, 0).held_out))
     total = sum(map(len, documents))

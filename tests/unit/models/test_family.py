@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import torch
-from pydantic import BeforeValidator, ValidationError
 
 from swarm.config import parse_manifest
-from swarm.errors import ConfigError, StateError
+from swarm.errors import ConfigError
 from swarm.ids import ENDS, MicrobatchId, PeerId, StepWork
 from swarm.models import registry
 from swarm.models.family import ModelFamily
@@ -23,7 +22,6 @@ from swarm.models.spec import SplitConfig
 from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
-from swarm.schema import Section
 from swarm.state.checkpoints.parts import load_part, write_part
 from swarm.state.snapshot import digest, initial_snapshot
 from tests.harness.rigs.models import ForeignConfig, ForeignFamily, write_weights
@@ -125,38 +123,11 @@ def test_install_ties_again_what_was_tied_and_moves_no_graph(model: ForeignConfi
     assert part.generate(torch.tensor([1]), 3, seed=0).shape == (3,)
 
 
-def test_weights_that_are_not_there_are_a_state_error(model: ForeignConfig) -> None:
-    gone = model.model_copy(update={"source": "nowhere.safetensors"})
-    with pytest.raises(StateError, match="nowhere"):
-        family_of(gone).initial_weights(0)
-
-
-def test_cost_of_another_family_is_its_own(model: ForeignConfig) -> None:
-    from swarm.planning.costs import model_parameter_count
-
-    assert model_parameter_count(model) == 3 * (16 * 16 + 16) + 40 * 16
-
-
 # --- the manifest's [model] ------------------------------------------------------------------------------------------
-
-
-class Both(Section):
-    """What a manifest's section is like with two families in the union."""
-
-    model: Annotated[GptConfig | ForeignConfig, BeforeValidator(registry._read)] = GptConfig()
 
 
 def document(**model: Any) -> dict[str, Any]:
     return {"tokenizer": {"digest": "0" * 64}, "model": model}
-
-
-def test_table_is_read_by_the_family_that_it_names(model: ForeignConfig) -> None:
-    assert Both.model_validate({"model": {"dim": 32}}).model == GptConfig(dim=32)
-    assert Both.model_validate({"model": {"family": "gpt"}}).model == GptConfig()
-    assert Both.model_validate({"model": {"family": "foreign", "config": THEIRS}}).model.vocab_size == 40
-    with pytest.raises(ValidationError) as caught:
-        Both.model_validate({"model": {"family": "foreign", "config": THEIRS, "dim": 32}})
-    assert [error["loc"] for error in caught.value.errors()] == [("model", "dim")]
 
 
 @pytest.mark.parametrize("name", ["llama", "", 3, {}])

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from swarm.errors import BugError
-from swarm.ids import MicrobatchId, PeerId
-from swarm.models.dropout import dropout, dropout_seed, keep_mask
+from swarm.models.dropout import keep_mask
 from swarm.models.family import PartModule
 from swarm.models.gpt import Rotary
 from swarm.models.gpt_config import GptConfig
@@ -85,17 +84,6 @@ def test_keep_mask_has_the_asked_rate_and_no_pattern() -> None:
 def test_keep_mask_bits_are_what_they_always_were() -> None:
     mask = keep_mask(torch.Size((16,)), 0.5, key=7, device=CPU)
     assert "".join(str(int(bit)) for bit in mask) == "0100011000111111"
-
-
-def test_dropout_keeps_the_mean_and_needs_a_seed() -> None:
-    x = torch.ones(100_000)
-    assert dropout(x, 0.3, seed=None, layer=0, place=0) is x
-    assert dropout(x, 0.3, seed=4, layer=0, place=0).mean().item() == pytest.approx(1.0, abs=1e-2)
-
-
-def test_dropout_seed_tells_microbatches_apart() -> None:
-    ids = [MicrobatchId(PeerId("a"), "00ff", epoch, position) for epoch in (1, 11) for position in (1, 11, 111)]
-    assert len({dropout_seed(7, microbatch) for microbatch in ids}) == len(ids)
 
 
 def test_layout_aligns_every_parameter_and_covers_the_vector() -> None:

@@ -104,10 +104,6 @@ def test_split_in_bfloat16_gives_the_whole_models_bits(cut) -> None:
     assert abs(loss / whole(MODEL, SEED)[0] - 1) < 1e-2
 
 
-def test_dropout_seed_changes_the_loss() -> None:
-    assert len({whole(MODEL, seed)[0] for seed in (None, 1, 2)}) == 3
-
-
 def test_network_buffer_that_is_not_aligned_gives_the_same_bits() -> None:
     specs, modules = parts(MODEL, SplitConfig(stages=2))
     module = modules[specs[0].name]

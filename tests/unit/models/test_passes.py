@@ -64,12 +64,6 @@ def test_graph_of_old_weights_stays_right_after_new_ones_are_installed() -> None
     assert torch.equal(found, expected)
 
 
-def test_forward_without_graph_keeps_nothing() -> None:
-    output, graph = run_forward(part(0), TOKENS, seed=None, graph=False)
-    assert graph is None
-    assert not output.requires_grad
-
-
 def test_weights_without_grad_give_no_graph_but_a_bug() -> None:
     module = family_of(TINY).build(family_of(TINY).parts(SplitConfig(stages=2))[-1])
     assert family_of(TINY).parts(SplitConfig(stages=2))[-1].name == ENDS

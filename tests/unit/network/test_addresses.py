@@ -10,14 +10,8 @@ from multiaddr import Multiaddr
 from swarm.errors import ConfigError
 from swarm.network.addresses import (
     Use,
-    ip_of,
-    is_loopback,
-    is_relayed,
     most_useful,
-    name_of,
     parse_address,
-    some_of,
-    tcp_port_of,
     told_address,
 )
 from swarm.network.libp2p.dialling import Hints
@@ -40,31 +34,11 @@ def test_addresses_are_told_with_the_most_useful_first() -> None:
     assert ordered(*reversed(expected)) == [RELAYED, NAME, GLOBAL, QUIC, LAN, LAN6, DOCKER, LOOPBACK]
 
 
-def test_addresses_that_nobody_can_dial_are_not_told() -> None:
-    assert ordered("/ip6/fe80::1/tcp/5", "/ip4/0.0.0.0/tcp/5", "/ip4/169.254.1.1/tcp/5", "/ip6/::/tcp/5", LAN) == [LAN]
-
-
 def test_addresses_are_told_once_and_eight_at_most_with_one_for_the_same_machine() -> None:
     many = [f"/ip4/10.0.0.{number}/tcp/5" for number in range(1, 20)]
     told = ordered(LOOPBACK, "/ip4/127.0.0.2/tcp/5", *many, *many)
     assert told == [*many[:7], LOOPBACK]
     assert ordered() == []
-
-
-@pytest.mark.parametrize(
-    ("text", "ip", "port", "relayed"),
-    [
-        (LAN, "192.168.1.2", 5, False),
-        ("/ip6/::ffff:192.168.1.2/tcp/5", "192.168.1.2", 5, False),
-        ("/ip6/::1/tcp/5", "::1", 5, False),
-        (QUIC, "8.8.4.4", None, False),
-        (NAME, "None", 5, False),
-        (RELAYED, "8.8.4.4", None, True),
-    ],
-)
-def test_address_says_where_it_leads(text: str, ip: str, port: int | None, relayed: bool) -> None:
-    address = Multiaddr(text)
-    assert (str(ip_of(address)), tcp_port_of(address), is_relayed(address)) == (ip, port, relayed)
 
 
 def test_circuits_go_through_what_the_relay_tells_of_itself_only() -> None:
@@ -110,17 +84,6 @@ def test_example_of_an_address_to_listen_on_is_one(text: str, example: str) -> N
         parse_address(text, key="--listen", use="listen")
     assert refused.value.allowed == f"a multiaddr such as {example}"
     parse_address(example, key="--listen", use="listen")
-
-
-def test_names_and_addresses_of_ipv6_are_told_apart_by_who_can_use_them() -> None:
-    localhost, name, ula, public = (
-        parse_address(f"/{host}/tcp/4001", use="announce")
-        for host in ("dns6/localhost", "dns6/relay.example.org", "ip6/fd12:3456::1", "ip6/2a00:1450::1")
-    )
-    assert is_loopback(localhost)
-    assert [name_of(one) for one in (localhost, name, ula)] == ["localhost", "relay.example.org", None]
-    loopback = parse_address("/ip6/::1/tcp/4001", use="announce")
-    assert most_useful([loopback, ula, public, name]) == (name, public, ula, loopback)
 
 
 USES: tuple[Use, ...] = get_args(Use)
@@ -172,18 +135,6 @@ def test_host_that_is_no_single_machine_is_listened_on_at_most(host: str, listen
     assert (usable(text, "listen"), usable(text, "announce"), usable(text + PEER, "dial")) == (listened, False, False)
 
 
-def test_error_says_what_is_allowed_for_its_use() -> None:
-    said = {}
-    for use, text in (("dial", f"{LAN}/tls{PEER}"), ("listen", f"{LAN}/tls"), ("announce", f"{LAN}/http")):
-        with pytest.raises(ConfigError) as refused:
-            parse_address(text, key="KEY", use=use)  # type: ignore[arg-type]
-        said[use] = refused.value.allowed
-    assert "/p2p/PEER" in said["dial"]
-    assert "/ip4/ or /ip6/" in said["listen"]
-    assert "/dns4/" in said["announce"]
-    assert "nothing after" in said["announce"]
-
-
 def test_address_that_a_peer_tells_and_nobody_can_dial_is_let_go() -> None:
     hints, peer = Hints(ME), PrivateIdentity.generate().peer
     good = f"{LAN}/p2p/{peer}"
@@ -200,10 +151,3 @@ def test_address_that_a_peer_tells_and_nobody_can_dial_is_let_go() -> None:
 def test_link_local_addresses_are_refused_with_what_to_give_in_their_place(host: str) -> None:
     with pytest.raises(ConfigError, match=r"of one link alone.*ip -6 address show scope global"):
         parse_address(f"/{host}/tcp/4001", use="announce")
-
-
-@pytest.mark.parametrize(
-    ("addresses", "text"), [([], "no address"), (["/a"], "/a"), (["/a", "/b", "/c", "/d"], "/a and 3 more")]
-)
-def test_sentence_names_one_of_many_addresses(addresses: list[str], text: str) -> None:
-    assert some_of(addresses) == text

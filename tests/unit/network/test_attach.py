@@ -39,17 +39,6 @@ def test_of_dials_that_failed_each_reason_is_told_once() -> None:
     assert _plain(DIALS) == "i/o timeout; NO_RESERVATION (204) by a relay; connection refused"
 
 
-def test_daemon_that_waits_before_it_calls_again_is_told_in_plain_words() -> None:
-    relayed = f"{PEER}: all dials failed * [/p2p/x/p2p-circuit] dial backoff * [/ip4/10.1.2.4/tcp/4001] dial backoff"
-    said = "not called again so soon after it could not be reached: does it run, and has it a network?"
-    assert [_plain(one) for one in (relayed, "failed to dial: dial backoff")] == [said, said]
-
-
-def test_who_has_no_address_but_our_own_is_told_as_that() -> None:
-    only = f"failed to dial {PEER}: all dials failed * [/ip4/127.0.0.1/tcp/4001] dial to self attempted"
-    assert _plain(only) == "all its addresses are ours as well"
-
-
 def test_other_words_of_the_daemon_stay_as_they_are_with_short_ids() -> None:
     assert _plain(f"failed to dial: {PEER}:\n  gone") == "…KXSrAo: gone"
 

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from swarm.errors import PEER_ERRORS, PeerError, Violation
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId
 from swarm.network.protocols import MAX_BODY_BYTES, MAX_METHOD_NAME
 from swarm.network.rpc.bodies import (
     MAX_DEPTH,
@@ -45,11 +45,6 @@ def nested(depth: int) -> Any:
     for level in range(depth):
         value = [value] if level % 2 else {"k": value}
     return value
-
-
-def test_message_of_named_tuples_comes_back_equal() -> None:
-    holder = Holder(ids=(MicrobatchId(PeerId("abc"), "00ff", 1, 2),), table={"x": 0.1})
-    assert decode(Holder, unpack(pack(holder.to_wire()))) == holder
 
 
 @pytest.mark.parametrize(
@@ -129,14 +124,6 @@ def test_request_with_a_wrong_head_is_a_violation(data: bytes) -> None:
         unpack_request(data)
     with pytest.raises(Violation):
         unpack_request(memoryview(data))
-
-
-def test_request_comes_back() -> None:
-    packed = pack_request("a/1/b", 2, 3, Holder())
-    assert len(packed[0]) <= MAX_HEAD_BYTES
-    envelope = unpack_request(b"".join(packed))
-    assert decode(Holder, unpack(envelope.body)) == Holder()
-    assert envelope == ("a/1/b", 2.0, 3, packed[1])
 
 
 def test_request_whose_body_is_malformed_is_opened_all_the_same() -> None:

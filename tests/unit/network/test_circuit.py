@@ -33,13 +33,6 @@ async def _body(data: bytes) -> bytes:
     return await read_body(reader)
 
 
-async def test_messages_are_read_as_they_were_written() -> None:
-    connect = CircuitMessage(HopType.CONNECT, peer=b"\x00\x24" + bytes(36))
-    assert decode_hop(await _body(encode_hop(connect))) == connect
-    status = CircuitMessage(StopType.STATUS, status=Status.OK)
-    assert decode_stop(await _body(encode_stop(status) + b"what follows")) == status
-
-
 def test_bytes_of_the_specification_are_these() -> None:
     assert encode_hop(CircuitMessage(HopType.STATUS, status=Status.OK)) == bytes.fromhex("04 0802 2864")
     assert encode_stop(CircuitMessage(StopType.CONNECT, peer=b"id")) == bytes.fromhex("08 0800 1204 0a02 6964")

@@ -99,12 +99,6 @@ async def test_peer_at_an_address_that_does_not_answer_is_looked_up_meanwhile(mo
     assert not used.closed
 
 
-async def test_peer_that_is_found_at_once_is_not_looked_up() -> None:
-    world = _World(NEW)
-    await world.dial()
-    assert world.looked_up == 0
-
-
 @pytest.mark.parametrize(("me", "dialled"), [("", [SILENT]), ("~", [])])
 async def test_larger_id_waits_for_the_dial_of_the_other(
     me: str, dialled: list[str], monkeypatch: pytest.MonkeyPatch

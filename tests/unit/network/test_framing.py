@@ -124,15 +124,6 @@ def test_content_that_is_announced_takes_memory_only_as_it_arrives() -> None:
     assert resident() - before < len(decoders) * MAX_BODY_BYTES // 4
 
 
-def test_frame_that_is_under_way_has_a_number_until_it_is_complete() -> None:
-    decoder = FrameDecoder(Sink())
-    seen = []
-    for piece in (encode_frame(Kind.CANCEL, 1), encode_header(Kind.REQUEST, 2, 2), b"x", b"x"):
-        decoder.feed(piece)
-        seen.append(decoder.within)
-    assert seen == [0, 2, 2, 0]
-
-
 def test_content_over_the_limit_of_a_stream_is_a_violation_before_it_arrives() -> None:
     for kind in (Kind.REQUEST, Kind.NOTICE):
         FrameDecoder(Sink(), lambda: MAX_PUBLIC_BYTES).feed(encode_header(kind, 1, MAX_PUBLIC_BYTES))

@@ -34,11 +34,6 @@ def test_guard_walks_whatever_msgpack_writes(value: object) -> None:
     check_nesting(msgpack.packb(value), limit=40)
 
 
-@pytest.mark.parametrize("value", [(1, (2, (3,))), [b"x" * 300, "y" * 70_000], {"a": [1.5, None]}])
-def test_guard_lets_honest_values_through(value: object) -> None:
-    assert MSGPackSerializer.loads(MSGPackSerializer.dumps(value)) == value
-
-
 def _extensions(depth: int) -> bytes:
     data = b"\xc0"
     for _ in range(depth):

@@ -11,7 +11,7 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
-from swarm.network.addresses import is_loopback, parse_address, split_peer
+from swarm.network.addresses import parse_address
 from swarm.network.libp2p.identity import load_or_create
 from swarm.security.signing import PrivateIdentity, peer_of, public_key_of, verify
 
@@ -91,19 +91,6 @@ def test_key_file_that_is_damaged_names_path_and_remedy(damage: object, tmp_path
     with pytest.raises(ConfigError) as caught:
         load_or_create(path)
     assert str(path) in str(caught.value)
-
-
-def test_address_is_parsed_and_taken_apart() -> None:
-    peer = PrivateIdentity.generate().peer
-    address = parse_address(f" /ip4/192.0.2.1/tcp/80/ipfs/{peer} ")
-    assert str(address) == f"/ip4/192.0.2.1/tcp/80/p2p/{peer}"
-    assert [str(part) for part in split_peer(address)] == ["/ip4/192.0.2.1/tcp/80", peer]
-    relayed = parse_address(f"/ip4/192.0.2.1/tcp/80/p2p/{PrivateIdentity.generate().peer}/p2p-circuit/p2p/{peer}")
-    assert split_peer(relayed)[1] == peer
-    assert not is_loopback(address)
-    assert is_loopback(parse_address("/ip4/127.0.0.1/tcp/0", use="listen"))
-    assert is_loopback(parse_address("/ip6/::1/tcp/1", use="announce"))
-    assert is_loopback(parse_address("/dns4/localhost/tcp/1", use="announce"))
 
 
 KNOWN = PrivateIdentity.from_protobuf(VECTOR).peer

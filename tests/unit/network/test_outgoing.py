@@ -94,18 +94,6 @@ class Served:
         return reply.number
 
 
-async def test_renewed_streams_end_at_once_where_nobody_waits_and_are_not_told_as_lost() -> None:
-    served = Served()
-    assert (await served.echo(), len(served.streams)) == (7, 1)
-    assert not served.outgoing.renew(PeerId("another"))
-    assert (await served.echo(), len(served.streams)) == (7, 1)
-    assert served.outgoing.renew(TARGET)
-    await served.streams[0]
-    assert (await served.echo(), len(served.streams), served.lost) == (7, 2, [])
-    await served.outgoing.close()
-    await served.streams[1]
-
-
 async def test_call_that_waits_keeps_its_stream_when_the_next_ones_take_another() -> None:
     served = Served()
     stream = await served.outgoing.stream(TARGET, "control")

@@ -16,7 +16,7 @@ from swarm.ids import PeerId
 from swarm.network.rpc.client import CallerStream
 from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.framing import CHUNK_BYTES
-from swarm.network.rpc.link import FRAME_S, Link
+from swarm.network.rpc.link import Link
 from swarm.network.rpc.meter import MIN_RATE, SMALL_BYTES, ByteMeter, RateLimits
 from swarm.network.rpc.server import ServerStream
 from swarm.network.rpc.strangers import StrangerBudget
@@ -152,16 +152,6 @@ async def test_control_goes_before_payloads_both_ways(limits: RateLimits) -> Non
 
 
 @virtual
-async def test_control_alone_does_not_exceed_the_rate() -> None:
-    pair = Pair(ByteMeter(RateLimits(upload=MIN_RATE)))
-    control, near = pair.stream()
-    blob = Note(blob=bytes(20_000))
-    await asyncio.gather(*(control.call(ECHO, blob, deadline=later()) for _ in range(200)))
-    assert sum(size for _, size in near.sent) > 4 * MB
-    assert most_in(10.0, near.sent) <= 10 * MIN_RATE + SLACK
-
-
-@virtual
 async def test_what_a_peer_says_to_itself_is_counted_and_not_limited() -> None:
     pair = Pair(ByteMeter(RateLimits(upload=MIN_RATE, download=MIN_RATE), ME))
     stream, _ = pair.stream(to=ME)
@@ -202,17 +192,6 @@ async def test_stream_that_ends_while_it_is_held_disturbs_no_other() -> None:
 
 def test_least_rate_that_may_be_named_is_the_network_s_own() -> None:
     assert read_rate("1mbit") == choice.MIN_RATE == MIN_RATE
-
-
-@virtual
-async def test_streams_that_are_held_for_longer_than_a_frame_may_take_stay() -> None:
-    pair = Pair(ByteMeter(RateLimits(download=MIN_RATE)))
-    streams, asked = [pair.stream() for _ in range(60)], Note(number=CHUNK_BYTES)
-    calls = (stream.call(DOWN, asked, deadline=later(), max_reply_bytes=MB) for stream, _ in streams)
-    began = asyncio.get_running_loop().time()
-    answers = await asyncio.gather(*calls)
-    assert asyncio.get_running_loop().time() - began > 1.5 * FRAME_S, "one frame of the last took longer than that"
-    assert all(len(payload) == CHUNK_BYTES for _, payload in answers)
 
 
 @virtual

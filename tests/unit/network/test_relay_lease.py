@@ -39,20 +39,6 @@ def lease_of(endpoint: _Endpoint, clock: DialClock | None = None) -> RelayLease:
     return RelayLease(ME, clock or DialClock(100.0), lambda: PEERS, lambda peer: endpoint.reserve(peer), lambda: None)
 
 
-async def test_lease_asks_twelve_in_one_go_and_those_who_refused_last_of_all() -> None:
-    endpoint, clock = _Endpoint(PEERS[28]), DialClock(100.0)
-    lease = lease_of(endpoint, clock)
-    await lease.renew()
-    assert endpoint.asked == PEERS[:12]
-    clock.now += 10
-    await lease.renew()
-    assert endpoint.asked == PEERS[:24]
-    clock.now += 10
-    await lease.fill()
-    assert endpoint.asked == [*PEERS, *PEERS[:6]]
-    assert lease.relays == (PEERS[28],)
-
-
 async def test_lease_that_has_two_asks_nobody_more() -> None:
     endpoint = _Endpoint(*PEERS)
     lease = lease_of(endpoint)

@@ -10,7 +10,7 @@ import pytest
 
 from swarm.ids import PeerId
 from swarm.network.rpc.framing import Kind
-from swarm.network.rpc.link import ByteMeter, Link, StreamStall
+from swarm.network.rpc.link import ByteMeter, Link
 from tests.harness.expect import eventually
 
 pytestmark = pytest.mark.usefixtures("_without_patience")
@@ -47,34 +47,6 @@ def link_over(transport: Unread) -> Link:
     link = Link(PeerId("reader"), ByteMeter(), cast(Any, owner))
     link._transport = cast(Any, transport)
     return link
-
-
-async def test_standstill_is_told_of_once_and_only_at_the_look_after_a_late_one() -> None:
-    numbers: list[int | None] = [1, 1, 2, 3, 3, 3, 4]
-    told: asyncio.Queue[int] = asyncio.Queue()
-    StreamStall(lambda: numbers.pop(0), 0.0, lambda: told.put_nowait(len(numbers))).watch()
-    async with asyncio.timeout(60):
-        assert await told.get() == 1
-
-
-async def test_standstill_of_a_number_that_is_gone_begins_anew_with_the_next() -> None:
-    numbers: list[int | None] = [7, 7, None, 7, 7, 7]
-    gone, told = asyncio.Event(), asyncio.Event()
-
-    def number() -> int | None:
-        found = numbers.pop(0)
-        if found is None:
-            gone.set()
-        return found
-
-    still = StreamStall(number, 0.0, told.set)
-    still.watch()
-    async with asyncio.timeout(60):
-        await gone.wait()
-        assert not told.is_set()
-        still.watch()
-        await told.wait()
-    assert not numbers
 
 
 async def test_link_to_one_who_reads_slowly_stays_and_ends_when_he_reads_no_more() -> None:

@@ -62,13 +62,6 @@ async def test_peer_that_was_relayed_alone_meanwhile_is_moved_again() -> None:
     assert await watched.look() == []
 
 
-async def test_peer_to_whom_we_have_no_stream_is_not_told_of() -> None:
-    watched = Watched()
-    watched.called = {B}
-    assert await watched.look((A, DIRECT), (A, RELAYED), (B, DIRECT), (B, RELAYED)) == [A, B]
-    assert watched.told == [LinkUpgraded(target=B, address=str(DIRECT))]
-
-
 async def test_connections_that_come_and_go_are_told_of_once_in_some_minutes() -> None:
     watched = Watched()
     for _ in range(3):

@@ -48,12 +48,6 @@ def test_others_of_the_newest_record_come_one_address_of_each_first(tmp_path: Pa
     assert sorted(known[2:]) == [address(peer, 2) for peer in others]
 
 
-def test_nobody_is_known_of_another_run_or_without_a_history(tmp_path: Path) -> None:
-    assert acquaintances(tmp_path, RUN, OWN) == ()
-    remember(tmp_path / "sessions" / f"20260101-{RUN[:8]}", "otter", "heron")
-    assert acquaintances(tmp_path, "ab" * 32, OWN) == ()
-
-
 def test_newest_record_is_found_behind_what_cannot_be_read_and_in_a_long_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

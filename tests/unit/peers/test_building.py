@@ -104,17 +104,6 @@ def test_records_of_any_kind_of_file_are_documents(tmp_path: Path, tokenizer: by
     assert report.text_bytes == sum(len(text.encode()) for text in TEXTS)
 
 
-@pytest.mark.parametrize(("name", "pack"), [("a.md.gz", gzip.compress), ("a.txt.zst", zstandard.compress)])
-def test_text_that_is_compressed_is_that_which_is_not(
-    tmp_path: Path, tokenizer: bytes, name: str, pack: object
-) -> None:
-    text = "\r\n\r\n".join(TEXTS * 20)
-    (tmp_path / "plain.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    (tmp_path / name).write_bytes(pack(text.encode()))  # type: ignore[operator]
-    plain = build(tokenizer, tmp_path / "a", tmp_path / "plain.txt").shard
-    assert build(tokenizer, tmp_path / "b", tmp_path / name).shard.digest == plain.digest
-
-
 def test_record_that_cannot_be_joined_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_tokenizer(["-" * 64, "one two"], 300)
     monkeypatch.setattr(tokenize, "_LARGEST_WHOLE", 40_000)

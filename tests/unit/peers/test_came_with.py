@@ -200,29 +200,7 @@ def test_run_is_founded_again_from_its_own_files(run: Founded, tmp_path: Path) -
         make_run(foundation, load_foundation(foundation))
 
 
-def test_export_without_one_of_the_files_names_it(run: Founded, model: Path, tmp_path: Path, capsys: Any) -> None:
-    directory = kept(run, tmp_path / "run", model)
-    directory.file("merges.txt").unlink()
-    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(directory.root)]) == 1
-    assert f"{directory.file('merges.txt')}: No such file or directory. Copy it" in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()
-
-
 # --- where a run says otherwise ---------------------------------------------------------------------------------------
-
-
-def test_template_of_the_run_wins_and_that_is_said(model: Path, tmp_path: Path) -> None:
-    own = "#{{ messages }}"
-    (tmp_path / "RUN.toml").write_text(f'[tokenizer]\ntemplate = "{own}"\n')
-    run = founded(model, file=tmp_path / "RUN.toml")
-    assert (run.manifest.tokenizer.template, run.manifest.tokenizer.end) == (own, "<|im_end|>")
-    said = dict(run.said)["left out"]
-    assert said.startswith("of exports: additional_chat_templates/tools.jinja, chat_template.jinja, ")
-    assert said.endswith("; the run has its own tokenizer.template")
-    directory = kept(run, tmp_path / "run", model)
-    assert swarm(["export", "--out", str(tmp_path / "model"), "--run", str(directory.root)]) == 0
-    assert (tmp_path / "model" / "chat_template.jinja").read_text() == own
-    assert (tmp_path / "model" / "tokenizer_config.json").read_bytes() == (model / "tokenizer_config.json").read_bytes()
 
 
 def test_end_token_of_the_run_wins_over_all_files_that_say_another(model: Path, tmp_path: Path) -> None:
@@ -241,15 +219,6 @@ def test_files_of_another_tokenizer_do_not_come_back(model: Path, tmp_path: Path
     assert dict(run.said)["left out"].endswith("; the run has its own tokenizer.digest")
     shutil.copy(model / "tokenizer.json", tmp_path / "same.json")
     assert founded(model, tokenizer=tmp_path / "same.json").manifest.files == founded(model).manifest.files
-
-
-def test_model_whose_tokenizer_is_of_the_slow_kind_alone_says_how_to_make_the_other(
-    model: Path, tmp_path: Path
-) -> None:
-    slow = shutil.copytree(model, tmp_path / "slow")
-    (slow / "tokenizer.json").unlink()
-    with pytest.raises(ConfigError, match=r"AutoTokenizer.*save_pretrained.*--tokenizer FILE"):
-        founded(slow)
 
 
 # --- how much travels -------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from data_shards.packing import counted_between
@@ -56,21 +54,6 @@ def test_conversations_and_text_become_one_shard(tmp_path: Path, chats: Path) ->
     assert report.shard.template is not None
     other = build(write_model(tmp_path / "other", template=CHATML + " "), tmp_path / "again", chats).shard
     assert other.digest != report.shard.digest
-
-
-def test_conversations_in_a_table(tmp_path: Path) -> None:
-    tokenizer = write_model(tmp_path / "model")
-    pq.write_table(pa.table({"id": [1], "messages": [CHAT]}), tmp_path / "a.parquet")
-    build(tokenizer, tmp_path / "shard", tmp_path / "a.parquet")
-    assert learnt(tmp_path / "shard") == f"fine, thanks.{END}four{END}"
-
-
-def test_text_alone_is_the_same_with_a_template_and_without(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("only text")
-    with_one = build(write_model(tmp_path / "a"), tmp_path / "x", tmp_path / "a.txt").shard
-    without = build(write_model(tmp_path / "b", template=None), tmp_path / "y", tmp_path / "a.txt").shard
-    assert with_one == without
-    assert with_one.template is None
 
 
 @pytest.mark.parametrize("where", ["config", "list", "jinja", "option"])
@@ -165,12 +148,6 @@ def test_refusals_name_options_that_the_command_has(
     options = PeerOptions(role="trainer", data=tmp_path / "other.jsonl")
     with pytest.raises(ConfigError, match="with --data-field"):
         check_data(data_given(options))
-
-
-def test_messages_that_are_no_list_are_named(tmp_path: Path) -> None:
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + '\n{"messages": "hi"}\n')
-    report = build(write_model(tmp_path / "model"), tmp_path / "shard", tmp_path / "chats.jsonl")
-    assert report.left_out.first == [f"{tmp_path / 'chats.jsonl'}:2: its messages are no list but a text"]
 
 
 def test_commands_show_numbers_and_documents(tmp_path: Path, chats: Path, capsys: pytest.CaptureFixture[str]) -> None:

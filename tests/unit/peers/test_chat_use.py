@@ -294,16 +294,6 @@ def test_eval_of_conversations_without_a_template_says_so(
     assert "next:" in err
 
 
-def test_eval_of_prompts_counts_their_completions_and_needs_no_template(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "two plus two?", "completion": " four"}')
-    directory = kept_run().keep(tmp_path / "run", 10)
-    assert swarm(["eval", "--run", str(directory.root), str(tmp_path / "pairs.jsonl"), "--json"]) == EXIT_OK
-    told = printed(capsys)
-    assert (told["counted"], told["bytes"]) == ("answers", len(" four"))
-
-
 # --- sample -----------------------------------------------------------------------------------------------------------
 
 
@@ -332,19 +322,6 @@ def test_sample_of_run_and_exported_model_answers_in_the_template_and_remembers_
     assert texts[1] == f"{first}{ours[0][1]}<|endoftext|>user\nand more<|endoftext|><|endoftext|>assistant\n"
     ends = [list(question).count(Tokenizer(tokenizer, "<|endoftext|>").end_of_text) for question in asked[:2]]
     assert ends == [1, 3], "what a person types is no special token"
-
-
-def test_answer_ends_where_the_template_ends_a_turn() -> None:
-    tokenizer = Tokenizer(chat_tokenizer(), END)
-    said = [*tokenizer.encode("fine"), tokenizer.end_of_text, *tokenizer.encode("user")]
-
-    class Model:
-        def generate(self, tokens: Any, count: int, **how: Any) -> Any:
-            assert tokenizer.end_of_text in how["ends"]
-            return torch.tensor(said)
-
-    loaded = Checkpointed(0, Model(), tokenizer, None)  # type: ignore[arg-type]
-    assert evaluate.answer_text(loaded, [1, 2], evaluate.Sampling(prompt="", tokens=9)) == "fine"
 
 
 def test_chat_says_by_which_seed_it_answers(

@@ -12,7 +12,6 @@ import pytest
 
 from peers.checkpoints import writer as checkpoints
 from peers.checkpoints.writer import MAX_WAITING, CheckpointWriter, Periods
-from swarm.disk import alone
 from swarm.events import CheckpointFailed, CheckpointWritten
 from swarm.ids import ENDS, stage_part
 from swarm.state.checkpoints.files import clear_bare, part_path, step_directory
@@ -74,26 +73,6 @@ async def test_writers_of_a_machine_make_one_checkpoint_that_proves_itself(tmp_p
     assert len(heard.of(CheckpointWritten)) == 2 * len(PARTS)
     assert not heard.of(CheckpointFailed)
     assert hidden(tmp_path) == []
-
-
-async def test_writer_of_another_replica_leaves_a_part_that_is_there(tmp_path: Path, run: KeptRun) -> None:
-    heard = EventList()
-    await write_step(run, 0, [writer(tmp_path, heard) for _ in PARTS])
-    path = part_path(tmp_path, 0, ENDS)
-    before = path.stat().st_ino
-    await writer(tmp_path, heard).write(run.states(0)[ENDS], run.decisions[0].record)
-    assert path.stat().st_ino == before
-    assert len(heard.of(CheckpointWritten)) == len(PARTS)
-
-
-async def test_writer_leaves_a_part_to_the_replica_that_is_writing_it(tmp_path: Path, run: KeptRun) -> None:
-    heard = EventList()
-    record = run.decide(0).record
-    with alone(part_path(tmp_path, 0, ENDS), wait=False) as ours:
-        assert ours
-        await writer(tmp_path, heard).write(run.states(0)[ENDS], record)
-    assert heard.events == []
-    assert held(tmp_path, 0).parts == {}
 
 
 async def test_writer_that_died_does_not_keep_the_next_one_out(tmp_path: Path, run: KeptRun) -> None:

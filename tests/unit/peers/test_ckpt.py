@@ -18,12 +18,12 @@ from peers.checkpoints.writer import keep_run
 from peers.console.words import CommandError
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import Tenant, take_place
-from peers.home.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
+from peers.home.run_directory import RunDirectory, said_run_id
 from peers.invites.invite import Granted, Invite
 from peers.settings import PeerSettings
 from swarm.config import load_manifest
 from swarm.consensus.admissions import AdmissionConfig, Admissions
-from swarm.errors import ConfigError, StateError
+from swarm.errors import StateError
 from swarm.ids import ENDS, RunId, stage_part
 from swarm.network.libp2p.identity import load_or_create
 from swarm.security.credentials import Grant, GrantRole, sign_grant
@@ -117,17 +117,6 @@ def test_ls_of_nothing_and_of_damage(kept: RunDirectory, typed: Typed, tmp_path:
         assert typed("ckpt", "ls", strange).code == EXIT_USAGE
 
 
-def test_run_is_found_by_the_beginning_of_its_id(kept: RunDirectory, run: KeptRun, tmp_path: Path) -> None:
-    assert said_run_id(kept) == run.manifest.run_id
-    assert find_run_directory(Path(run.manifest.run_id[:8])) == kept
-    assert find_run_directory(None) == kept
-    another_run().keep(tmp_path / "out" / "other", 0)
-    assert len(known_runs()) == 2
-    assert find_run_directory(Path(run.manifest.run_id[:8])) == kept
-    with pytest.raises(ConfigError, match="hold none such"):
-        find_run_directory(Path("0123456789"))
-
-
 def test_verify_says_which_of_several_runs_it_checks(
     kept: RunDirectory, tmp_path: Path, typed: Typed, snapshot: Any
 ) -> None:
@@ -180,17 +169,6 @@ def test_pull_from_a_directory_makes_the_newest_step_whole(
     assert latest(kept.checkpoints) == 20
     assert typed("ckpt verify --step 20").code == 0
     assert "step 20 was complete here already" in pull_from(typed, copy).out
-
-
-def test_pull_into_a_new_directory_brings_all_that_a_run_needs(run: KeptRun, tmp_path: Path, typed: Typed) -> None:
-    copy = run.keep(tmp_path / "copy", 20)
-    new = RunDirectory(tmp_path / "new")
-    said = pull_from(typed, copy, into=new.root)
-    assert (said.code, "step 20 is complete here" in said.out) == (0, True)
-    assert load_manifest(new.manifest) == run.manifest
-    assert new.tokenizer.read_bytes() == run.tokenizer
-    assert latest(new.checkpoints) == 20
-    assert not list(new.root.rglob(".*"))
 
 
 async def test_pull_from_a_run_that_went_on_from_before_fetches_what_counts(run: KeptRun, tmp_path: Path) -> None:

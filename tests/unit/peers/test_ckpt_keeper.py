@@ -196,27 +196,6 @@ async def test_keeper_that_took_long_for_its_own_part_begins_no_copy(tmp_path: P
     assert tuple(held(tmp_path / "checkpoints", 11).parts) == (ENDS,)
 
 
-async def test_keeper_whose_last_state_another_peer_of_this_machine_wrote_has_nothing_to_say(
-    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.decide(0)
-    ended = run.decide(11, ended=True)
-    with monkeypatch.context() as patch:
-        disk = install(patch, BrokenDisk(1, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        async with keeper(run, tmp_path, checkpoint_every=10) as one:
-            await one.decided(ended, holds(run, 11), departed=False)
-    assert disk.fired
-    run.keep(tmp_path, 11)
-    one.check_last()
-
-
-async def test_keeper_whose_disk_takes_the_last_state_has_nothing_to_say(tmp_path: Path, run: KeptRun) -> None:
-    async with keeper(run, tmp_path, checkpoint_every=10) as one:
-        await one.decided(run.decide(0), holds(run, 0), departed=False)
-        await one.decided(run.decide(100), holds(run, 100), departed=False)
-    one.check_last()
-
-
 async def test_keeper_whose_disk_refuses_the_last_state_ends_badly_and_leaves_what_was_there(
     tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,24 +250,6 @@ async def test_keeper_of_a_peer_that_joins_below_its_own_checkpoints_sets_them_a
         await one.decided(run.decide(36, seed=7), None, departed=False)
     root = tmp_path / "checkpoints"
     assert (steps(root), steps(aside_directory(root))) == ((24, 42), (36, 60))
-
-
-async def test_keeper_that_goes_on_where_its_checkpoints_end_sets_nothing_aside(tmp_path: Path, run: KeptRun) -> None:
-    for step in (24, 36, 37):
-        run.keep(tmp_path, step)
-    known = next(one for one in run.decisions if one.record.step == 36)
-    async with keeper(run, tmp_path, checkpoint_every=6) as one:
-        await one.decided(known, holds(run, 36), departed=False)
-    assert steps(tmp_path / "checkpoints") == (24, 36, 37)  # 37 follows 36
-
-
-async def test_keeper_of_a_peer_without_a_part_or_a_directory_writes_nothing(tmp_path: Path, run: KeptRun) -> None:
-    async with keeper(run, tmp_path) as one:
-        await one.decided(run.decide(0), None, departed=True)
-    assert steps(tmp_path / "checkpoints") == ()
-    async with keeper(run, None) as nothing:
-        await nothing.decided(run.decide(1), holds(run, 1), departed=True)
-    assert (nothing.services(), nothing.beginning()) == ((), None)
 
 
 async def test_keeper_of_a_founder_makes_the_run_s_directory_only_for_what_it_must_keep(

@@ -14,7 +14,7 @@ import pytest
 
 from peers.commands import leave as farewell
 from peers.commands.leave import follow
-from peers.commands.look import Seen, look_at_all, members_from, standing_from
+from peers.commands.look import Seen, look_at_all, standing_from
 from peers.commands.status_text import detail_lines, member_lines, status_lines
 from peers.console.interrupt import Interrupted
 from peers.console.words import CommandError
@@ -178,22 +178,6 @@ def test_invites_roles_are_those_that_can_be_granted() -> None:
     assert get_args(GrantRole) == ROLES
 
 
-def test_drain_follows_a_process_until_it_has_left(home: Path, typed: Typed) -> None:
-    with running(home) as otter:
-        assert typed("drain --no-wait").out == "brave-otter: leaves when step 13 closes\n"
-        assert otter.poll() is None
-        said = typed("drain")
-        assert (said.code, said.out.splitlines()) == (
-            0,
-            [
-                "brave-otter: leaves when step 13 closes",
-                "brave-otter: waiting: step 13 to close",
-                "brave-otter: has left: it was drained (exit code 75)",
-            ],
-        )
-        assert otter.wait() == 75
-
-
 def test_drain_as_json_is_one_line_when_the_peer_has_left(home: Path, typed: Typed) -> None:
     with running(home) as otter:
         (begun,) = typed("drain --no-wait --json").json["peers"]
@@ -202,16 +186,6 @@ def test_drain_as_json_is_one_line_when_the_peer_has_left(home: Path, typed: Typ
     told = {"peer": "brave-otter", "place": "1", "said": "leaves when step 13 closes"}
     assert begun == told | {"exit_code": None}
     assert (said.code, said.err, said.json) == (0, "", {"schema": 1, "peers": [told | {"exit_code": 0}]})
-
-
-def test_drain_all_tells_every_peer_of_the_machine_and_follows_them(otter: Served, mole: Served, typed: Typed) -> None:
-    said = typed("drain --all")
-    lines = said.out.splitlines()
-    assert (said.code, [line.split(":")[0] for line in lines[:2]]) == (0, ["brave-otter", "keen-mole"])
-    assert sum("has left" in line for line in lines) == 2
-    assert (otter.lives, mole.lives) == (False, False)
-    said = typed("drain --all")
-    assert (said.code, "no peer runs here" in said.err) == (3, True)
 
 
 def killed_meanwhile(otter: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,12 +360,6 @@ def test_memory_that_is_no_number_of_bytes_for_each_of_some_kinds_is_not_read(od
         standing_from(StatusReport, answer, "otter")
 
 
-@pytest.mark.parametrize("answer", [None, {}, [1], "x"])
-def test_members_from_what_is_no_list_of_them_complain(answer: object) -> None:
-    with pytest.raises(CommandError):
-        members_from(answer, "brave-otter")
-
-
 # --- with several, and with none -------------------------------------------------------------------------------------
 
 
@@ -431,20 +399,6 @@ def test_drain_that_is_interrupted_says_of_each_that_it_goes_on_leaving(
     said = capsys.readouterr().out.count(": goes on leaving; how far it is: ")
     assert said == (2 if "--all" in words else 1)
     assert (otter.lives, mole.lives) == (True, True)
-
-
-def test_status_hides_what_ended_long_ago_unless_asked(otter: Served, home: Path, typed: Typed) -> None:
-    now = Path(home / "1" / "place.json").stat().st_mtime
-    for name, age in (("late", 3600.0), ("long", 90_000.0)):
-        with take_place(home, name, clock=At(now - age)) as place:
-            place.open_session(name=f"{name}-gone", peer=PEER.format(3), role="stage")
-            place.ended("every step is closed", 0)
-    shown = typed("status").out
-    assert ("late-gone" in shown, "long-gone" in shown) == (True, False)
-    assert shown.splitlines()[-1].startswith("not shown: 1 peer that ended more than a day ago (")
-    shown = typed("status --all").out
-    assert ("long-gone" in shown, "not shown" in shown) == (True, False)
-    assert [place["place"] for place in typed("status --json").json["places"]] == ["1", "late", "long"]
 
 
 @pytest.mark.parametrize(("end", "said"), [(None, True), (3, True), (130, True), (0, False)])
@@ -523,11 +477,6 @@ def test_commands_where_no_peer_runs_say_how_to_start_one(
     assert {(one.code, one.out) for one in said} == {(3, "")}
     assert said == snapshot
     assert list(home.iterdir()) == []
-
-
-def test_status_as_json_where_no_peer_runs_is_still_json(home: Path, typed: Typed) -> None:
-    said = typed("status", "--json", "--home", home / "new")
-    assert (said.code, said.json) == (3, {"schema": 1, "home": str(home / "new"), "places": []})
 
 
 # --- identities ------------------------------------------------------------------------------------------------------

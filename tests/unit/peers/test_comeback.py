@@ -177,21 +177,6 @@ def test_founder_comes_back_with_the_file_that_it_founded_its_run_with(
     assert [settings.run for settings in killed.started] == [killed.manifest.run_id]
 
 
-@pytest.mark.parametrize(
-    "told", [{"STAGE": "0", "NAME": "first"}, {"DATA": "text.txt", "DEVICE": "cpu,cpu", "NAME": "first"}]
-)
-def test_founder_comes_back_with_the_environment_with_which_it_founded_its_run(
-    killed: Killed, monkeypatch: pytest.MonkeyPatch, told: dict[str, str]
-) -> None:
-    for name, value in told.items():
-        monkeypatch.setenv(f"SWARM_{name}", value)
-    killed.saw(5000)
-    killed.says.append("peer")
-    assert killed.type() == EXIT_OK
-    (settings,) = killed.started
-    assert (settings.role, settings.name, settings.options.stage) == ("bootstrap", "first", None)
-
-
 def test_place_of_a_founder_that_a_peer_of_another_run_has_is_named(killed: Killed, capsys: Any) -> None:
     killed.saw(5000)
     killed.says.append("peer")
@@ -249,15 +234,6 @@ def test_run_whose_records_were_seen_is_not_founded_again_where_nobody_answers(
         assert words in err or not step
     assert killed.started == []
     assert killed.files.exists()
-
-
-def test_checkpoint_that_is_kept_is_named_where_nobody_answers(killed: Killed, capsys: Any) -> None:
-    killed.saw(5000)
-    _, kept = of_another(killed, killed.home.with_name("elsewhere"))
-    shutil.copytree(kept, killed.home / "runs" / "tiny")
-    step_directory(killed.home / "runs" / "tiny" / "checkpoints", 10).mkdir(parents=True)
-    assert killed.type() == EXIT_UNREACHABLE
-    assert f"new --resume {killed.manifest.run_id[:12]}" in capsys.readouterr().err
 
 
 def test_run_of_which_steps_are_kept_is_not_founded_where_its_histories_are_gone(killed: Killed, capsys: Any) -> None:

@@ -111,17 +111,6 @@ async def test_control_with_a_path_too_long_for_a_socket_serves(home: Path, comm
     assert list(deep.iterdir()) == []
 
 
-async def test_control_replaces_the_socket_of_a_killed_process(home: Path, commands: Commands) -> None:
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(home / "control.sock"))
-    server = ControlServer(home / "control.sock", commands.table())
-    with pytest.raises(NotServing):
-        await _ask(server, "status")
-    await server.start()
-    assert await _ask(server, "echo") == {"command": "echo"}
-    await server.close()
-
-
 async def test_control_where_there_can_be_no_socket_says_so(home: Path) -> None:
     with pytest.raises(ConfigError, match="control"):
         await ControlServer(home / "nowhere" / "control.sock", {}).start()
@@ -227,16 +216,6 @@ def test_ask_of_a_silent_peer_ends_in_time_and_names_it(home: Path) -> None:
                 ask(home / "control.sock", "status", who=WHO, timeout_s=0.02)
 
 
-def test_ask_where_nobody_listens_says_so(home: Path) -> None:
-    for path in (home / "control.sock", home / "nowhere" / "control.sock"):
-        with pytest.raises(NotServing) as caught:
-            ask(path, "status", who=WHO)
-        assert exit_code_of(caught.value) == EXIT_UNREACHABLE
-    (home / "file").write_text("")
-    with pytest.raises(CommandError):
-        ask(home / "file", "status", who=WHO)
-
-
 @pytest.mark.parametrize(
     ("reply", "code"),
     [
@@ -313,13 +292,3 @@ async def test_request_whose_asker_is_gone_is_dropped_when_the_peer_goes_on(home
         assert commands.told == ["listens"]
     finally:
         await server.close()
-
-
-def test_peer_that_is_silent_is_said_to_drop_what_was_asked(home: Path) -> None:
-    path = home / "control.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, short_path(path) as short:
-        listener.bind(short)
-        listener.listen()
-        with pytest.raises(CommandError, match="does not answer") as caught:
-            ask(path, "drain", who=WHO, timeout_s=0.05)
-    assert "the same again, when it goes on" in caught.value.next

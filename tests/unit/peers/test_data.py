@@ -8,7 +8,7 @@ import pytest
 
 from data_shards.build import build_shard
 from data_shards.shard import Shard
-from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
+from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.cli.app import run
 from peers.data.files import source_files
 from peers.data.trainer_data import DataGiven, check_data, check_tokenizer, data_opened, shard_for
@@ -54,11 +54,6 @@ def test_check_data_says_what_there_is(tmp_path: Path, texts: Path, tokenizer: b
     assert check_data(DataGiven(tmp_path / "shard")).words == f"a shard of {shard.tokens:,} tokens"
     assert check_data(DataGiven(texts)).words.startswith("3 text files, ")
     assert check_data(DataGiven(texts / "a.txt")).words.startswith("1 text file, ")
-
-
-def test_check_data_a_single_file_may_have_any_name(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text(TEXT)
-    assert "1 text file" in check_data(DataGiven(tmp_path / "notes")).words
 
 
 @pytest.mark.parametrize(
@@ -133,15 +128,6 @@ def test_shard_for_another_tokenizer_says_both_and_how_to_rebuild(tmp_path: Path
     assert tokenizer_digest(other)[:16] in str(caught.value)
     assert f"data build TEXT --tokenizer {tmp_path / 'tokenizer.json'}" in caught.value.remedy
     assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer
-
-
-def test_shard_for_text_is_tokenised_whole(tmp_path: Path, texts: Path, tokenizer: bytes) -> None:
-    path = shard_for(DataGiven(texts), tokenizer, _manifest(tokenizer), tmp_path / "new", "me").path
-    shard = Shard.open(path)
-    read = Tokenizer(tokenizer).decode([int(token) for token in shard.tokens])
-    assert path == tmp_path / "new"
-    assert read.count("Paragraph") == 60
-    assert read.count("PARAGRAPH") == 60
 
 
 def test_shard_for_records_is_made_of_their_texts_and_can_be_given_up(tmp_path: Path, tokenizer: bytes) -> None:

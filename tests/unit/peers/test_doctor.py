@@ -28,7 +28,7 @@ from peers.doctor.judge import (
 from peers.doctor.machine import MachineFacts, TorchBuild, check_before_start, judge_machine, look
 from peers.doctor.results import CheckResult, DoctorReport, refused
 from peers.exit_codes import EXIT_DOCTOR, EXIT_OK
-from swarm.errors import Advice, ConfigError, Ending, RunEnded, Unreachable
+from swarm.errors import ConfigError, Ending, RunEnded
 from swarm.ids import PartName
 from swarm.network.reach.probe import ProbedLink
 from swarm.network.reach.reachability import How, Reach
@@ -57,12 +57,6 @@ def shown(*results: CheckResult) -> list[str]:
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------
-
-
-def test_judge_machine_of_a_sound_one_finds_nothing() -> None:
-    assert {result.name: result.level for result in judge_machine(SOUND)} == dict.fromkeys(
-        ("python", "torch", "memory", "disk", "open files"), "ok"
-    )
 
 
 def test_judge_machine_says_what_is_wrong_and_what_to_do(snapshot: Any) -> None:
@@ -95,13 +89,6 @@ def test_look_reads_this_machine_and_makes_nothing(tmp_path: Path) -> None:
     assert facts.torch.version[:1].isdigit()
     assert 0 < facts.memory_free <= facts.memory_total
     assert list(tmp_path.iterdir()) == []
-
-
-def test_look_finds_the_trace_of_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    assert not look(tmp_path, tmp_path).gpu
-    (tmp_path / "dev" / "nvidia0").touch()
-    assert look(tmp_path, tmp_path).gpu
 
 
 def test_check_before_start_stops_with_the_cause_or_says_its_doubts(
@@ -245,14 +232,6 @@ def test_step_seconds_are_watched_or_those_of_the_slowest_stage() -> None:
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def test_check_result_lines_are_marked_and_harmless() -> None:
-    base = CheckResult(name="port", found="taken\x1b[31m by\nsomebody")
-    assert base.lines() == ["✓ port         taken [31m by somebody"]
-    failed = base.fails("it is taken", check="ss -ltn", next_="take another")
-    assert failed.lines(plain=True)[0].startswith("x port")
-    assert failed.lines()[1:] == ["    cause: it is taken", "    check: ss -ltn", "    next:  take another"]
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -265,12 +244,6 @@ def test_refused_says_what_the_error_says(error: Any) -> None:
     result = refused("port", "no port", error)
     assert (result.level, "it is taken" in result.cause) == ("fail", True)
     assert (result.check, result.next) == ("expected a free port", "Take another.")
-
-
-def test_refused_has_commands_for_the_advice_of_the_library() -> None:
-    error = RunEnded("nobody answers", Ending.UNREACHABLE, check="is it there?", remedy=Advice.NEW_INVITE)
-    assert "swarm invite" in refused("run", "not asked", error).next
-    assert refused("run", "not asked", Unreachable("gone")).cause == "gone"
 
 
 def test_doctor_report_has_the_exit_code_and_the_last_word() -> None:

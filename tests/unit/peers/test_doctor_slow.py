@@ -15,7 +15,7 @@ import pytest
 from peers.doctor.contacts import AddressProbe, judge_contacts, probe_addresses
 from peers.doctor.machine import DoctorWishes, look
 from peers.doctor.results import CheckResult, DoctorReport
-from peers.doctor.slow import SlowChecks, in_thread, still_working
+from peers.doctor.slow import SlowChecks
 from peers.invites.invite import Contacts
 from peers.plan.work import averaged_bytes
 from swarm.clock import SystemClock
@@ -104,20 +104,6 @@ def looking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Looking:
     return Looking(monkeypatch, tmp_path)
 
 
-def test_slow_checks_of_a_run_that_has_not_begun(looking: Looking) -> None:
-    async def welcome() -> Guest:
-        return Guest()
-
-    found = looking.with_guest(welcome)
-    assert found["run"].found.endswith("has not begun: others")
-    assert found["parts"].found.startswith("all 3 fit")
-    assert found["speed"].found.startswith("stage-0 takes ")
-    assert (found["clock"].level, found["worth it"].level) == ("skipped", "skipped")
-    assert found["worth it"].cause.startswith("whether the run gains by this machine is not known: nobody says yet")
-    assert found["reachable"].level == "ok"
-    assert looking.report.exit_code == 0
-
-
 def test_slow_checks_of_a_contact_that_never_answers_end_in_time_and_say_so(looking: Looking) -> None:
     async def welcome() -> Guest:
         await asyncio.Event().wait()
@@ -163,13 +149,6 @@ def test_slow_checks_of_a_device_on_which_torch_fails(looking: Looking, monkeypa
     assert (found["parts"].level, found["speed"].level) == ("skipped", "skipped")
 
 
-async def test_in_thread_hands_on_results_and_errors() -> None:
-    assert await in_thread(lambda number: number + 1, 2) == 3
-    with pytest.raises(ZeroDivisionError):
-        await in_thread(lambda: 1 // 0)
-    assert not still_working()
-
-
 # --- contacts --------------------------------------------------------------------------------------------------------
 
 
@@ -183,11 +162,6 @@ def test_judge_contacts_says_why_nobody_answers(answered: Any, said: str) -> Non
         [AddressProbe(address=FAR, answered=answered), AddressProbe(address=NEAR, answered="closed")]
     )
     assert (result.level, said in result.cause, bool(result.check), bool(result.next)) == ("fail", True, True, True)
-
-
-def test_judge_contacts_of_one_machine_only_says_so() -> None:
-    result = judge_contacts([AddressProbe(address=NEAR, answered="closed")])
-    assert "one machine only" in result.cause
 
 
 def test_judge_contacts_one_that_answers_is_enough() -> None:

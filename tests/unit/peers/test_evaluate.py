@@ -10,7 +10,7 @@ from peers.console.words import CommandError
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig
-from swarm.errors import ConfigError, StateError
+from swarm.errors import StateError
 from tests.harness.fake_swarm import write_checkpoints
 from tests.harness.rigs.peers import TEXT
 
@@ -78,19 +78,6 @@ def test_checkpoint_newest_lacks_a_part_that_is_said_beside_the_older_one(run: R
     (run.checkpoints / "step-00000003" / "stage-1.safetensors").unlink()
     older = load_checkpoint(run)
     assert (older.step, older.passed_over) == (0, "step 3, which lacks stage-1 here")
-
-
-def test_checkpoint_of_a_step_that_was_not_kept_lists_those_that_were(run: RunDirectory) -> None:
-    with pytest.raises(ConfigError, match="one of 0, 3") as caught:
-        load_checkpoint(run, 2)
-    assert caught.value.key == "--step"
-
-
-@pytest.mark.parametrize("step", [None, 3])
-def test_checkpoint_none_at_all_says_what_to_do(run: RunDirectory, step: int | None) -> None:
-    run.checkpoints.rename(run.root / "elsewhere")
-    with pytest.raises(CommandError, match="has no checkpoint: the run ended before the first was written"):
-        load_checkpoint(run, step)
 
 
 def test_checkpoint_of_another_run_is_refused(run: RunDirectory) -> None:

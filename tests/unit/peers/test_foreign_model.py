@@ -44,22 +44,6 @@ def directory(tmp_path: Path) -> Path:
     return made
 
 
-def test_directory_gives_a_model_table_and_the_tokenizers_words(directory: Path) -> None:
-    found = find_model(str(directory))
-    config, spoken = found.tried(scratch=True, context=16), found.spoken()
-    assert (config.architecture, config.layers, config.width) == ("llama", 4, 32)
-    assert (config.source, config.revision, config.scratch) == ("a-model", "", True)
-    assert (spoken["end"], spoken["template"]) == ("<|endoftext|>", TEMPLATE)
-
-
-def test_directory_of_a_hubs_cache_names_model_and_revision(directory: Path, tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--somebody--tiny" / "snapshots" / ("ab" * 20)
-    snapshot.parent.mkdir(parents=True)
-    directory.rename(snapshot)
-    found = find_model(str(snapshot))
-    assert (found.source, found.revision) == ("somebody/tiny", "ab" * 20)
-
-
 def test_text_model_of_one_that_also_sees_is_taken(directory: Path) -> None:
     inner = json.loads((directory / "config.json").read_text())
     outer = {"model_type": "llava", "text_config": inner, "eos_token_id": [7, 9], "pad_token_id": 5}
@@ -199,35 +183,9 @@ def test_section_that_is_none_is_refused_beside_a_model(directory: Path, tmp_pat
         load_foundation(Foundation(file=file, model=str(directory), context=16))
 
 
-def test_names_of_special_tokens_are_kept_without_a_template(directory: Path) -> None:
-    (directory / "chat_template.jinja").unlink(missing_ok=True)
-    (directory / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|endoftext|>"}))
-    assert find_model(str(directory)).spoken() == {"end": "", "tokens": {"bos_token": "<|endoftext|>"}}
-
-
 def test_options_for_a_named_model_need_one() -> None:
     with pytest.raises(ConfigError, match="only together with --model"):
         load_foundation(Foundation(preset="tiny", from_scratch=True))
-
-
-def test_check_says_how_it_is_cut_what_a_part_takes_and_what_is_missing(directory: Path) -> None:
-    facts = examine(str(directory), stages=2, context=16)
-    assert (facts["trainable"], facts["packing"], facts["ends"]) == (True, True, ["private", "hosted"])
-    assert [part["layers"] for part in facts["parts"]] == [[0, 2], [2, 4], [0, 0]]
-    assert facts["parts"][0]["training_bytes"] == 24 * facts["parts"][0]["parameters"]
-    for part in facts["parts"]:
-        assert sum(part["memory"].values()) == part["training_bytes"]
-        assert part["memory"]["optimizer"] == 8 * part["parameters"]
-        assert part["copy_bytes"] == 12 * part["parameters"]
-        assert part["graph_bytes_a_row"] > 0
-    told = [text for label, text in lines(facts) if not label]
-    assert len(told) == 3
-    assert all(text.startswith("in memory: weights") and "a graph" in text for text in told)
-    said = dict(lines(facts))
-    assert "the bits of the whole" in said["self-test"]
-    assert "neither model.safetensors" in said["weights"]
-    assert said["weights"].startswith("only with --from-scratch")
-    assert (said["text"], said["template"]) == ("ends with <|endoftext|>", "written with the model's own")
 
 
 @pytest.mark.parametrize(

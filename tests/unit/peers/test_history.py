@@ -74,15 +74,6 @@ def test_history_as_json_is_one_stable_line(path: Path, capsys: pytest.CaptureFi
     assert found["rows"][3]["hash"] == CHAIN.head.hash()
 
 
-def test_history_of_the_last_few_says_so(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert swarm(["history", "--file", str(path.parent), "--last", "2"]) == 0
-    title, _, *rows = capsys.readouterr().out.splitlines()
-    assert "steps 0 to 6, the last 2 shown" in title
-    assert [row.split()[0] for row in rows] == ["5", "6"]
-    assert [row.split()[6] in PEERS for row in rows] == [True, True], "the roster before is known"
-    assert swarm(["history", "--file", str(path), "--last", "0"]) == 2
-
-
 def test_history_row_of_many_and_strange_names_is_one_harmless_line() -> None:
     line = CHAIN.lines[2]
     row = dataclasses.replace(
@@ -104,14 +95,6 @@ def test_history_row_of_a_joiner_s_first_record_knows_no_leader_and_counts_what_
     assert "1 microbatch set aside" in row_lines([row])[1]
 
 
-def test_history_row_tells_codecs_where_they_change() -> None:
-    small = (("int8h", "int8h"),) * 3
-    line = HistoryLine(CHAIN.lines[3].record.model_copy(update={"codecs": small}), None, 2)
-    assert row_lines([row_of(line, None, ())])[1].endswith("sends int8h from here")
-    assert not row_of(line, None, small).codecs_changed
-    assert not row_of(line, None).codecs_changed, "what was before is not known"
-
-
 def test_history_row_tells_whose_sum_was_left_out_and_who_says_so() -> None:
     otter, mole, heron = (PEERS[name] for name in ("otter", "mole", "heron"))
     said = {otter: {mole: 40}, heron: {mole: 24}}
@@ -131,18 +114,6 @@ def session(home: Path, place: str, name: str, lines: list[HistoryLine], *, run:
             write(root / "history.jsonl", lines)
         taken.ended("over", 0)
     return root
-
-
-def test_history_of_a_place_by_name_option_and_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = session(tmp_path / "home", "1", "otter", CHAIN.lines)
-    for arguments in (["otter"], ["1"], ["--peer", "otter"], ["--place", "1"], [PEERS["otter"][:14]], []):
-        assert swarm(["history", *arguments]) == 0
-        title = capsys.readouterr().out.splitlines()[0]
-        assert title == (
-            f"run small (5a5a5a5a5a5a), steps 0 to 6, as otter (place 1) keeps it: {root / 'history.jsonl'}"
-        )
-    (tmp_path / "home").rename(tmp_path / "moved")
-    assert swarm(["history", "--home", str(tmp_path / "moved"), "otter"]) == 0
 
 
 def test_history_without_a_name_is_the_longest_of_the_only_run(

@@ -14,7 +14,7 @@ from data_shards.build import build_shard
 from data_shards.tokenize import train_tokenizer
 from peers.cli.app import run
 from peers.commands.join import _checked_role
-from peers.commands.preflight import check_checkpoints, check_listen
+from peers.commands.preflight import check_listen
 from peers.console import interrupt
 from peers.exit_codes import EXIT_DRAINED, EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
 from peers.home.last_events import last_event
@@ -80,16 +80,6 @@ def test_join_by_invite_hosts_a_stage_in_the_first_free_place(
     with take_place(tmp_path, clock=SystemClock()):
         typed("join", INVITE, "--home", tmp_path)
     assert [(one.options.device, one.turn) for one in started] == [("auto", 0), ("auto", 0), ("auto", 1)]
-
-
-def test_join_notes_in_its_place_what_it_joined_and_how_it_ended(tmp_path: Path, started: list[PeerSettings]) -> None:
-    assert run(["join", ADDRESS, "--home", str(tmp_path), "--quiet"]) == EXIT_OK
-    state = read_state(tmp_path / "1")
-    assert state is not None
-    assert (state.run, state.run_name, state.role) == (RUN, "mine", "stage")
-    assert state.end is not None
-    assert (state.end.reason, state.end.exit_code) == ("the last step is closed", 0)
-    assert started[0].run is None
 
 
 def test_join_to_train_says_what_on_and_as_json_nothing_but_events(
@@ -242,21 +232,6 @@ def test_check_listen_taken_port_names_who_has_it_and_the_way_out(taken: int) ->
     with pytest.raises(ConfigError, match=f"pid {os.getpid()}") as caught:
         check_listen([f"/ip4/0.0.0.0/tcp/{taken}"])
     assert "--listen /ip4/0.0.0.0/tcp/0" in caught.value.remedy
-
-
-@pytest.mark.parametrize("address", ["/ip4/127.0.0.1/tcp/0", "/ip4/0.0.0.0/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"])
-def test_check_listen_any_free_port_will_do(address: str) -> None:
-    check_listen([address])
-
-
-def test_check_checkpoints_tries_and_leaves_nothing(tmp_path: Path) -> None:
-    check_checkpoints(tmp_path / "some" / "where" / "x-{run}" / "more")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError) as refused:
-        check_checkpoints(tmp_path / "file" / "below")
-    assert (refused.value.key, refused.value.value) == ("--checkpoints", str(tmp_path / "file" / "below"))
-    assert refused.value.remedy.startswith("Not a directory: name another with --checkpoints")
 
 
 def test_check_listen_address_of_another_machine_is_refused() -> None:

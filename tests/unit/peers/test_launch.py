@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-from peers.local import launch
 from peers.local.fork_client import sweep_scratch
 from peers.local.launch import PeerExit, PeerGroup
 from peers.settings import PeerSettings
@@ -161,17 +160,3 @@ def test_group_starter_killed_leaves_no_process_and_no_directory(tmp_path: Path,
 def test_sweep_scratch_living_owner_is_left_alone(group: PeerGroup, tmp_path: Path) -> None:
     assert sweep_scratch(tmp_path) == []
     assert len(list(tmp_path.glob("swarm-*"))) == 1
-
-
-def test_group_sweeps_what_one_that_was_killed_left_beside_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    asked: list[Path] = []
-    monkeypatch.setattr(launch, "sweep_under", asked.append)
-    group = PeerGroup(tmp_path / "server.log", entry=FAKE_PEER, preload=())
-    try:
-        group.open()
-    finally:
-        group.stop(0.2)
-    assert asked == [tmp_path / "peers"]

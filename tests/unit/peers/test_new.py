@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.cli.app import run
+from data_shards.tokenize import train_tokenizer
 from peers.commands.new import summary
 from peers.commands.quickstart import plan_run
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
@@ -15,7 +14,6 @@ from peers.manifest_file import render_manifest
 from peers.options.foundation import Foundation
 from peers.options.local import LocalOptions
 from peers.presets import load_preset, preset_names, preset_purpose
-from peers.settings import PeerSettings
 from swarm.config import load_manifest, parse_manifest
 from swarm.errors import ConfigError, Incompatible
 from tests.harness.rigs.peers import Typed
@@ -57,13 +55,6 @@ def test_presets_are_runs_smallest_first() -> None:
         assert preset_purpose(name)
 
 
-def test_preset_tiny_is_the_default_model_and_starts_with_three_peers() -> None:
-    tiny = parse_manifest(load_preset("tiny") | {"tokenizer": {"digest": "0" * 64}}, "tiny")
-    default = parse_manifest({"tokenizer": {"digest": "0" * 64}}, "the defaults")
-    assert tiny.model == default.model
-    assert (tiny.run.start_when.stage_hosts, tiny.run.start_when.trainers) == (2, 1)
-
-
 def test_manifest_file_of_every_preset_reads_back_the_same(tmp_path: Path) -> None:
     for name in preset_names():
         manifest = parse_manifest(load_preset(name) | {"tokenizer": {"digest": "0" * 64}}, name)
@@ -73,20 +64,6 @@ def test_manifest_file_of_every_preset_reads_back_the_same(tmp_path: Path) -> No
 
 
 # --- founding --------------------------------------------------------------------------------------------------------
-
-
-def test_make_run_trains_a_tokenizer_for_the_model(tmp_path: Path, text: Path) -> None:
-    foundation = Foundation(preset="tiny", name="mine", trainers=3, text=(text,))
-    document = load_foundation(foundation)
-    document["model"]["vocab_size"] = 300
-    made = make_run(foundation, document)
-    run_ = made.manifest.run
-    assert (run_.name, run_.steps, run_.start_when.stage_hosts, run_.start_when.trainers) == ("mine", 60, 2, 3)
-    assert made.manifest.tokenizer.digest == tokenizer_digest(made.files["tokenizer.json"])
-    assert made.tokenizer_from == "some.txt"
-    told = dict(summary(made))
-    assert told["starts"] == "when 2 stage hosts and 3 trainers are here"
-    assert told["ends"] == "after 60 steps"
 
 
 @pytest.mark.parametrize(
@@ -147,13 +124,6 @@ def test_founding_a_tokenizer_that_is_none_is_refused(tmp_path: Path, content: b
         founded(Foundation(preset="tiny", tokenizer=path))
 
 
-def test_make_run_gives_every_run_an_id_of_its_own(tokenizer: Path) -> None:
-    first, second = (founded(Foundation(preset="tiny", tokenizer=tokenizer)).manifest for _ in range(2))
-    assert first.run_id != second.run_id
-    without = {"nonce": ""}
-    assert first.run.model_copy(update=without) == second.run.model_copy(update=without)
-
-
 @pytest.mark.parametrize(("line", "kept"), [('nonce = "00000000deadbeef"', True), ('nonce = ""', False)])
 def test_make_run_keeps_the_nonce_of_a_file(file: Path, tokenizer: Path, line: str, kept: bool) -> None:
     file.write_text(f"[run]\n{line}\n")
@@ -204,25 +174,6 @@ def test_new_bad_usage_leaves_nothing(tmp_path: Path, typed: Typed, snapshot: An
     assert {one.code for one in refused} == {EXIT_USAGE}
     assert [one.complaint for one in refused] == snapshot
     assert not (tmp_path / "home").exists()
-
-
-def test_new_starts_a_bootstrap_that_waits_for_ever(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started: list[PeerSettings] = []
-    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
-    home = tmp_path / "home"
-    assert run(["new", "--preset", "tiny", "--text", str(text), "--home", str(home), "--name", "mine"]) == 0
-    (settings,) = started
-    assert (settings.role, settings.patience_s, settings.options.listen) == ("bootstrap", None, ("/ip4/0.0.0.0/tcp/0",))
-    assert settings.home.parent == home.absolute() / "1" / "sessions"
-    assert settings.run_directory == home.absolute() / "runs" / "{run}"
-    assert not (home / "runs").exists()
-    assert settings.manifest is not None
-    manifest = load_manifest(settings.manifest)
-    assert manifest.run.name == "mine"
-    assert settings.control == home / "1" / "control.sock"
-    assert manifest.run_id[:12] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

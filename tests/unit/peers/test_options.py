@@ -16,7 +16,7 @@ from peers.options.fields import settings_of
 from peers.options.foundation import Foundation, Invocation
 from peers.options.local import LocalOptions
 from peers.options.model import PeerOptions
-from peers.options.reading import read_foundation, read_invocation, read_peer_options
+from peers.options.reading import read_foundation, read_peer_options
 from swarm.errors import ConfigError
 from tests.harness.sources import ROOT
 
@@ -226,11 +226,6 @@ def test_wrong_value_of_a_foundation_names_the_option(given: dict[str, Any], key
     with pytest.raises(ConfigError) as caught:
         read_foundation(given)
     assert (caught.value.key, caught.value.allowed.removeprefix("a list, each ")) == (key, allowed)
-
-
-def test_wrong_port_names_the_option() -> None:
-    with pytest.raises(ConfigError, match="--port = '0': expected a whole number from 1 to 65535"):
-        read_invocation("join", {"port": "0"})
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------

@@ -104,18 +104,6 @@ def test_orders_say_how_long_is_left_as_soon_as_leaving_begins(within_s: float |
     assert left == [unbounded, unbounded, (words, 60.0 if within_s is None else within_s)]
 
 
-def test_orders_of_a_supervisor_bound_the_time_before_leaving_begins() -> None:
-    left: list[str] = []
-
-    async def main() -> None:
-        orders = Orders(60)
-        orders.adopt(lambda reason, ending: str(left.append(orders.bound)))
-        orders.take(signal.SIGTERM)
-
-    run_world(main())
-    assert left == ["ends in 60 s at the latest (--grace), whatever it waits for"]
-
-
 def test_orders_take_what_came_before_they_listened() -> None:
     interrupt.defer()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -135,16 +123,6 @@ def test_orders_signal_after_the_loop_has_ended_changes_nothing(number: signal.S
     assert interrupt.received() is None
 
 
-async def test_unless_forced_gives_the_result() -> None:
-    orders = Orders(60)
-
-    async def work() -> int:
-        return 7
-
-    assert await orders.unless_forced("s0", work()) == 7
-    assert len(asyncio.all_tasks()) == 1
-
-
 async def test_unless_forced_ends_the_work_when_told_and_waits_for_it() -> None:
     orders, cleared = Orders(60), []
 
@@ -159,21 +137,6 @@ async def test_unless_forced_ends_the_work_when_told_and_waits_for_it() -> None:
     with pytest.raises(RunEnded, match="^s0 was told to leave before it took part") as caught:
         await orders.unless_forced("s0", work())
     assert (exit_code_of(caught.value), cleared) == (EXIT_OK, [True])
-
-
-async def test_unless_forced_gives_a_result_that_comes_all_the_same() -> None:
-    orders = Orders(60)
-
-    async def work() -> int:
-        orders.take(signal.SIGTERM)
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            return 7
-        return 0
-
-    assert await orders.unless_forced("s0", work()) == 7
-    assert await orders.forced() == ("was stopped by SIGTERM", 143)
 
 
 async def test_unless_forced_passes_an_error_on() -> None:

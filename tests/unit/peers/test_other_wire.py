@@ -100,11 +100,6 @@ def test_command_on_a_run_of_a_newer_version_says_to_update(
     assert next_ == "  next:  Update swarm on this machine."
 
 
-def test_ls_shows_a_run_of_before(before: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert swarm(["ckpt", "ls"]) == 0
-    assert str(before.root) in capsys.readouterr().out
-
-
 def test_peer_writes_no_run_over_one_of_before(before: RunDirectory, run: KeptRun) -> None:
     was = before.manifest.read_bytes()
     with pytest.raises(OtherWire):

@@ -84,13 +84,6 @@ def test_slower_machines_have_smaller_batches_unless_they_are_said(
     assert (batch.microbatches, batch.rows, batch.context) == shape
 
 
-def test_rows_get_shorter_last() -> None:
-    long = tiny(model={"context": 1024}, batch={"microbatch_size": 1, "microbatches_per_step": 4})
-    pace = fitting(long, speed(2.0), 1.5, said=NOTHING, tokens=LARGE)
-    assert (pace.batch.microbatches, pace.batch.rows, pace.batch.context) == (2, 1, 128)
-    assert pace.changes(long)["model.context"] == 128
-
-
 def test_minutes_that_are_too_few_for_a_handful_of_steps_say_how_many_are_not() -> None:
     with pytest.raises(ConfigError) as refused:
         paced(2.0, 0.5, said=frozenset({"microbatches", "rows"}))
@@ -114,14 +107,6 @@ def test_steps_of_a_run_that_trains_apart_are_rounds() -> None:
     pace = fitting(apart, speed(0.02), 1.5, said=NOTHING, tokens=LARGE)
     in_rounds = paced(0.02).steps / 8
     assert in_rounds <= pace.steps <= 1.3 * in_rounds  # a round is closed once
-
-
-@pytest.mark.parametrize(("microbatch_s", "warmup"), [(0.001, 10), (0.06, 10), (0.8, 4)])
-def test_warm_up_leaves_steps_at_the_full_rate(microbatch_s: float, warmup: int) -> None:
-    pace = paced(microbatch_s)
-    changed = pace.changes(tiny())
-    assert changed["run.steps"] == pace.steps
-    assert changed.get("optimizer.warmup_steps", 10) == min(10, pace.steps // 6)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import re
 import shutil
 import signal
@@ -30,8 +29,7 @@ from peers.home.sessions import KEPT_SESSIONS
 from peers.session import load_identity, warn_of_copy
 from peers.settings import VOTE_FILE
 from swarm.consensus.ballot import KeptVote, VoteFile
-from swarm.errors import ConfigError, Ending, RunEnded
-from swarm.network.libp2p.identity import load_or_create
+from swarm.errors import ConfigError
 from swarm.security.credentials import Grant, credential_for, sign_grant
 from swarm.security.signing import PrivateIdentity
 
@@ -67,10 +65,6 @@ class Ticking:
 @pytest.fixture
 def clock() -> Ticking:
     return Ticking()
-
-
-def _files(path: Path) -> list[tuple[str, int]]:
-    return sorted((str(found), found.stat().st_mtime_ns) for found in path.rglob("*"))
 
 
 @pytest.mark.parametrize(
@@ -171,16 +165,6 @@ def test_place_in_a_home_that_is_a_file_is_refused(tmp_path: Path, clock: Tickin
         list_places(home)
 
 
-def test_place_keeps_its_identity(tmp_path: Path, clock: Ticking) -> None:
-    with take_place(tmp_path, clock=clock) as place:
-        before = load_or_create(place.identity).peer
-        place.open_session(name="brave-otter", peer=before, role="stage")
-    with take_place(tmp_path, clock=clock) as place:
-        assert load_or_create(place.identity).peer == before
-        # Known before the new peer says so, and nothing else of the last one is.
-        assert read_state(place.path) == PlaceState(pid=os.getpid(), started=clock.now, peer=before, name="brave-otter")
-
-
 def test_place_keeps_the_name_of_its_peer_and_of_no_other(tmp_path: Path, clock: Ticking) -> None:
     with take_place(tmp_path, clock=clock) as place:
         who = load_identity(place, "anna")
@@ -213,14 +197,6 @@ def test_place_that_is_a_copy_is_said_to_be_one_and_how_a_home_is_moved(
     assert "To move a home: " in said
 
 
-def test_place_left_by_an_error_keeps_it(tmp_path: Path, clock: Ticking) -> None:
-    with pytest.raises(RunEnded), take_place(tmp_path, clock=clock) as place:
-        raise RunEnded("no bootstrap", Ending.UNREACHABLE)
-    state = read_state(place.path)
-    assert state is not None
-    assert state.end == PlaceEnd(reason="no bootstrap", exit_code=3, at=clock.now)
-
-
 def test_place_of_a_killed_process_is_free_and_told_from_one_that_ended(tmp_path: Path, clock: Ticking) -> None:
     command = [sys.executable, "-c", TAKES_A_PLACE, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -236,21 +212,6 @@ def test_place_of_a_killed_process_is_free_and_told_from_one_that_ended(tmp_path
     assert (info.live, info.title, info.state and info.state.end) == (False, "brave-otter", None)
     with take_place(tmp_path, clock=clock) as place:
         assert place.name == "1"
-
-
-def test_places_listed_change_nothing_and_stand_in_nobodys_way(tmp_path: Path, clock: Ticking) -> None:
-    assert list_places(tmp_path / "nowhere") == []
-    for name in ("10", "2", "gpu"):
-        take_place(tmp_path, name, clock=clock).close()
-    (tmp_path / "not-a-place").mkdir()
-    (tmp_path / "file").write_text("")
-    before = _files(tmp_path)
-    assert [place.name for place in list_places(tmp_path)] == ["2", "10", "gpu"]
-    assert _files(tmp_path) == before
-    # A look is no lock: whoever looks while another starts does not push it to the next place.
-    with (tmp_path / "2" / "place.lock").open("rb"):
-        assert not look_at_place(tmp_path / "2").live
-        take_place(tmp_path, "2", clock=clock).close()
 
 
 def test_sessions_keep_the_newest_and_what_is_not_theirs(tmp_path: Path, clock: Ticking) -> None:
@@ -285,16 +246,6 @@ def test_sessions_that_a_founder_needs_to_come_back_are_not_deleted(tmp_path: Pa
         kept = set((place.path / "sessions").iterdir())
     assert lost not in kept
     assert kept == {first, newest, knew, last[0], *last[-KEPT_SESSIONS:]}
-
-
-def test_sessions_of_one_second_do_not_meet_and_the_live_one_stays(tmp_path: Path, clock: Ticking) -> None:
-    with take_place(tmp_path, clock=clock) as place:
-        made = [place.open_session(name="a", peer="x", role="stage") for _ in range(KEPT_SESSIONS)]
-        assert len(set(made)) == len(made)
-        assert made[-1].is_dir()
-        clock.now -= 3600  # a clock that was set back must not cost the live session
-        assert place.open_session(name="a", peer="x", role="stage").is_dir()
-        assert len(list((place.path / "sessions").iterdir())) == KEPT_SESSIONS
 
 
 @pytest.mark.parametrize(

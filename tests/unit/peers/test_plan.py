@@ -69,12 +69,6 @@ def test_plan_as_json_holds_together(peers: Path, typed: Typed) -> None:
     assert document["asked"]["step_s"] >= document["step_s"] * 0.999
 
 
-def test_plan_takes_a_run_file(peers: Path, tmp_path: Path, typed: Typed) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text('[run]\nname = "mine"\n[model]\ndim = 64\nlayers = 2\n[split]\nstages = 2\n')
-    assert typed("plan", file, "--peers", peers, "--json").json["model"].startswith("mine: 2 blocks of width 64")
-
-
 def test_plan_refuses_what_means_nothing_and_says_why_nothing_fits(tmp_path: Path, typed: Typed, snapshot: Any) -> None:
     files = (
         "[[peers]", "", "peers = 3", GPU + "flop = 3", GPU.replace("rtx3090", "rtx3099"),

@@ -13,7 +13,7 @@ import pytest
 from peers.preemption import watcher
 from peers.preemption.local import CommandSource, FileSource
 from peers.preemption.notice_source import WORD_BYTES, Notice, SourceFailed, spoken_notice
-from peers.preemption.watcher import FAILURES_TOLD, MAX_PAUSE_S, PreemptionWatcher, pause_after, reason_of
+from peers.preemption.watcher import FAILURES_TOLD, PreemptionWatcher, reason_of
 from swarm.clock import SystemClock
 from swarm.events import Event, PreemptionNotice, PreemptionWatch
 from tests.harness.expect import eventually
@@ -83,12 +83,6 @@ async def test_notice_is_told_and_acted_on_once() -> None:
     assert clock.now == NOON + 2
 
 
-@pytest.mark.parametrize(("left", "within"), [(None, None), (0.0, 0.0), (1.5, 0.0), (120.0, 118.0)])
-async def test_notice_leaves_the_time_to_end(left: float | None, within: float | None) -> None:
-    heard, _ = await watched(Notice(left_s=left))
-    assert [told for _, told in heard.left] == [within]
-
-
 async def test_failures_are_told_once_asked_again_and_their_end_is_told() -> None:
     failed = SourceFailed("it is ill")
     heard, _ = await watched(None, *[failed] * (FAILURES_TOLD + 3), None, failed, None, Notice(left_s=None))
@@ -96,22 +90,9 @@ async def test_failures_are_told_once_asked_again_and_their_end_is_told() -> Non
     assert len(heard.left) == 1
 
 
-async def test_single_failures_between_answers_are_not_told() -> None:
-    failed = SourceFailed("it is ill")
-    heard, _ = await watched(None, *[*[failed] * (FAILURES_TOLD - 1), None] * 5, Notice(left_s=None))
-    assert heard.problems() == [""]
-
-
 async def test_source_that_fails_from_the_start_is_told_at_once() -> None:
     heard, _ = await watched(SourceFailed("status 403"), SourceFailed("status 403"), None, Notice(left_s=None))
     assert heard.problems() == ["", "status 403", ""]
-
-
-def test_pauses_double_up_to_the_most() -> None:
-    assert [pause_after(failures, 1.0) for failures in (0, 1, 2, 3, 4, 10_000)] == [1, 2, 4, 8, 10, 10]
-    assert [pause_after(failures, 5.0) for failures in (0, 1, 2)] == [5, 10, 10]
-    assert pause_after(3, 20.0) == 20.0
-    assert MAX_PAUSE_S == 10.0
 
 
 async def test_mistake_of_ours_ends_the_watching_and_nothing_else(
@@ -130,10 +111,6 @@ def test_reason_of_a_notice_says_when() -> None:
     assert reason_of("AWS", Notice(left_s=125.0), NOON) == "AWS: this machine is taken back at 12:02:05 UTC"
     assert reason_of("AWS", Notice(left_s=None), NOON) == "AWS: this machine is taken back"
     assert reason_of("AWS", Notice(left_s=1e300), NOON) == "AWS: this machine is taken back some day"
-
-
-async def test_nothing_to_watch_is_told_to_nobody() -> None:
-    assert await ran("none") == Heard()
 
 
 @pytest.mark.parametrize(("cloud", "name"), [("aws", "AWS"), ("gcp", "GCP"), ("azure", "Azure")])
@@ -202,15 +179,6 @@ def test_words_of_a_notice_say_when_or_nothing(words: bytes, left: float | None)
 
 async def file_says(path: Path) -> Notice | None:
     return await FileSource(path, FakeClock()).ask()
-
-
-async def test_file_that_appears_is_the_notice(tmp_path: Path) -> None:
-    file = FileSource(tmp_path / "going", FakeClock())
-    assert await file.ask() is None
-    (tmp_path / "going").touch()
-    assert await file.ask() == Notice(left_s=None)
-    (tmp_path / "going").write_text("30\n")
-    assert await file.ask() == Notice(left_s=30.0)
 
 
 async def test_file_whose_words_come_a_moment_later_is_read_again(tmp_path: Path) -> None:

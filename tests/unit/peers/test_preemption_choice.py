@@ -10,11 +10,9 @@ import pytest
 
 from peers.console.event_words import describe
 from peers.exit_codes import EXIT_DRAINED
-from peers.options.foundation import Invocation
 from peers.options.reading import read_peer_options
 from peers.orders import Orders
 from peers.preemption.notice_options import MetadataUrl, PreemptionChoice, read_choice, read_url
-from peers.settings import PeerSettings
 from swarm.errors import ConfigError, Ending
 from swarm.events import Event, PreemptionNotice, PreemptionWatch
 from tests.harness.rigs.peers import checked_settings
@@ -90,19 +88,6 @@ def test_url_that_is_no_metadata_server_is_refused(text: str) -> None:
         read_url(text)
 
 
-@pytest.mark.parametrize("source", ["flag", "environment", "file"])
-def test_settings_from_every_source_reach_the_peer(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, said = tmp_path / "peer.toml", {"preemption": "auto", "preemption_url": "http://127.0.0.1:5"}
-    config.write_text("".join(f'{key} = "{value}"\n' for key, value in said.items()) if source == "file" else "")
-    if source == "environment":
-        for key, value in said.items():
-            monkeypatch.setenv(f"SWARM_{key.upper()}", value)
-    settings = read_peer_options("join", said if source == "flag" else {}, Invocation(config=config))
-    assert (settings.preemption, settings.preemption_url) == ("auto", "http://127.0.0.1:5")
-
-
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -116,13 +101,6 @@ def test_settings_that_cannot_be_understood_name_the_flag(flags: dict[str, str],
         read_peer_options("join", flags)
     with pytest.raises(ConfigError, match=next(iter(flags)).replace("_", ".")):
         checked_settings(home=Path("h"), role="stage", bootstrap=("x",), **flags)
-
-
-def test_settings_written_as_json_come_back_the_same() -> None:
-    settings = checked_settings(
-        home=Path("h"), role="stage", bootstrap=("x",), preemption="azure", preemption_url="http://h:1"
-    )
-    assert PeerSettings(**settings.model_dump(mode="json")) == settings
 
 
 # --- what the peer does ----------------------------------------------------------------------------------------------
@@ -158,12 +136,6 @@ async def test_notice_whose_time_is_over_ends_the_peer() -> None:
     orders.by_notice("AWS: so", 0.0)
     assert await orders.forced() == ("could not leave in order in time: AWS: so", EXIT_DRAINED)
     assert asked == [("AWS: so", Ending.DRAINED)]
-
-
-async def test_notice_without_a_time_has_the_grace() -> None:
-    orders, _ = orders_of(0.01)
-    orders.by_notice("the file", None)
-    assert await orders.forced() == ("could not leave in order in time: the file", EXIT_DRAINED)
 
 
 async def test_notice_before_there_is_something_to_leave_ends_at_once() -> None:

@@ -6,7 +6,7 @@ from email.utils import formatdate
 
 import pytest
 
-from peers.preemption.clouds import AwsSource, AzureSource, CloudSource, GcpSource, cloud_source
+from peers.preemption.clouds import AwsSource, AzureSource, CloudSource, cloud_source
 from peers.preemption.http import MetadataServer
 from peers.preemption.notice_options import Cloud, read_url
 from peers.preemption.notice_source import Notice, SourceFailed
@@ -15,7 +15,6 @@ from tests.harness.expect import eventually
 from tests.harness.metadata_server import Metadata, azure_event, metadata_server
 from tests.harness.rigs.peers import FakeClock
 
-ACTION = "/latest/meta-data/spot/instance-action"
 TOKEN = "/latest/api/token"
 NOON = 1_767_268_800.0
 """2026-01-01T12:00:00Z."""
@@ -35,13 +34,6 @@ async def test_is_here_is_true_of_the_cloud_that_answers_only(here: Cloud, cloud
 
 
 # --- AWS -------------------------------------------------------------------------------------------------------------
-
-
-async def test_aws_without_an_action_gives_no_notice_and_takes_one_token() -> None:
-    with metadata_server("aws") as known:
-        aws = source(known)
-        assert [await aws.ask() for _ in range(3)] == [None, None, None]
-        assert (known.asked(TOKEN), known.asked(ACTION)) == (1, 3)
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
@@ -112,13 +104,6 @@ async def test_aws_answer_that_makes_no_sense_is_a_failure(action: dict[str, obj
 # --- GCP -------------------------------------------------------------------------------------------------------------
 
 
-async def test_gcp_first_answer_comes_at_once() -> None:
-    with metadata_server("gcp") as known:
-        assert await source(known).ask() is None
-        known.preempted = True
-        assert await source(known).ask() == Notice(left_s=GcpSource.LEFT_S)
-
-
 async def test_gcp_request_is_held_until_the_machine_is_taken() -> None:
     with metadata_server("gcp") as known:
         gcp = source(known)
@@ -136,13 +121,6 @@ async def test_gcp_notice_between_two_requests_is_not_missed() -> None:
         await gcp.ask()
         known.preempt()
         assert await gcp.ask() is not None
-
-
-async def test_gcp_request_ends_when_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GcpSource, "HELD_S", 0)
-    with metadata_server("gcp") as known:
-        gcp = source(known)
-        assert [await gcp.ask() for _ in range(3)] == [None, None, None]
 
 
 # --- Azure -----------------------------------------------------------------------------------------------------------
@@ -173,12 +151,6 @@ async def test_azure_event_of_others_or_of_another_kind_is_no_notice(event: dict
         known.events = [event]
         assert await source(known).ask() is None
         assert known.asked("/metadata/scheduledevents") == 1
-
-
-async def test_azure_event_that_has_started_is_a_notice_without_a_time() -> None:
-    with metadata_server("azure") as known:
-        known.events = [azure_event("Preempt", "pool_3", status="Started")]
-        assert await source(known).ask() == Notice(left_s=None)
 
 
 async def test_azure_of_several_events_the_first_counts() -> None:

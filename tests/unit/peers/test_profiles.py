@@ -12,7 +12,7 @@ from peers.commands.new import summary
 from peers.founding_files import load_foundation, make_run
 from peers.manifest_file import render_manifest
 from peers.options.foundation import Foundation
-from peers.profiles import FITS, PROFILES, with_profile
+from peers.profiles import with_profile
 from swarm.config import Manifest, load_manifest, parse_manifest
 from swarm.errors import ConfigError
 
@@ -26,21 +26,6 @@ def made(document: dict[str, Any], *by_hand: str) -> Manifest:
 def figures(manifest: Manifest) -> tuple[Any, ...]:
     codecs, averaging = manifest.codecs, manifest.averaging
     return averaging.mode, codecs.activations, averaging.codec, manifest.batch.microbatches_per_step
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("lan", ("sync", "float32", "float32", 16)),
-        ("wan", ("sync", "auto", "int8", 64)),
-        ("thin", ("local", "int8h", "int8", 16)),
-    ],
-)
-def test_profile_is_replaced_by_what_it_stands_for(name: str, expected: tuple[Any, ...]) -> None:
-    document = {"speed": {"profile": name}, "batch": {"microbatches_per_step": 16}}
-    assert figures(made(document)) == expected
-    assert document["speed"] == {"profile": name}, "what was given is as it was"
-    assert set(PROFILES) == set(FITS)
 
 
 def test_what_is_set_by_hand_stays_and_a_preset_gives_way() -> None:

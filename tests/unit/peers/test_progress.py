@@ -42,24 +42,6 @@ def test_progress_on_a_narrow_terminal_breaks_between_words_but_never_a_command(
     assert command == "  swarm sample " + "x" * 80
 
 
-def test_progress_without_a_terminal_is_one_plain_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(quiet=False)
-    progress.waiting("for nobody")
-    progress.done("text", TEXT, 4.4)
-    progress.close()
-    assert capsys.readouterr().out == f"  ✓   4.4 s  text        {TEXT}\n"
-
-
-def test_progress_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(quiet=True)
-    progress.say("x")
-    view = RunView()
-    view.add(closed(1))
-    progress.update(view, 0.0, 1, final=True)
-    progress.close()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_progress_rows_wait_for_the_other_peers_and_come_once(capsys: pytest.CaptureFixture[str]) -> None:
     progress, view = Progress(quiet=False), RunView()
     view.add(closed(1, wall=10.0))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from peers.checkpoints.pull_progress import EVERY_S, FetchProgress
-from peers.console.lasting import Lasting, span
+from peers.console.lasting import Lasting
 from swarm.ids import ENDS, PartName
 from tests.harness.expect import eventually
 from tests.harness.rigs.clocks import FakeClock
@@ -27,16 +25,6 @@ class Ticking(FakeClock):
             await asyncio.Event().wait()
         self.left -= 1
         await super().sleep(seconds)
-
-
-def test_quick_fetch_has_a_line_for_each_tenth_of_a_part() -> None:
-    said = list[str]()
-    progress = FetchProgress(lambda label, text: said.append(f"{label} {text}"), FakeClock())
-    for done in range(0, 101):
-        progress.told(STAGE, done * MB, 100 * MB)
-    assert len(said) == 11
-    assert said[0] == "fetching stage-0: 0 B of 100 MB"
-    assert said[-1] == "fetching stage-0: 100 MB of 100 MB"
 
 
 def test_slow_fetch_says_its_rate_and_what_is_left_and_once_what_that_may_be() -> None:
@@ -62,11 +50,6 @@ async def test_fetch_to_which_nothing_comes_says_so() -> None:
     await eventually(lambda: len(said) == 4)
     telling.cancel()
     assert said[2:] == ["stage-0: 0 B of 100 MB, nothing more in 15 s; it is asked for again"] * 2
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(40, "40 s"), (660, "11 min"), (8280, "2.3 h")])
-def test_time_that_is_left_in_words(seconds: float, text: str) -> None:
-    assert span(seconds) == text
 
 
 def test_what_lasts_is_said_after_a_moment_and_then_every_few_seconds() -> None:

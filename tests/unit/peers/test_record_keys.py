@@ -15,12 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_shards.draft import Documents
-from data_shards.manifest import read_manifest
 from data_shards.messages import DETAILS
 from data_shards.template import TemplateSource
-from data_shards.tokenize import Tokenizer, tokenizer_digest
-from peers.cli.app import run
-from peers.console.event_words import describe
+from data_shards.tokenize import Tokenizer
 from peers.data.blocks import TextBlock, blocks_of
 from peers.data.building import build_from_files
 from peers.data.encoder import Encoded, Encoding, encoded_in_order
@@ -28,9 +25,6 @@ from peers.data.files import source_files
 from peers.data.flaws import FlawCount
 from peers.data.keys import MOST_KEYS, READ, KeyCount
 from peers.data.tokenizer_files import read_encoding
-from peers.data.trainer_data import DataGiven, check_data, data_opened, shard_for
-from peers.exit_codes import EXIT_OK
-from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from tests.harness.rigs.chat import CHAT, END, START, chat_tokenizer, write_model
 
@@ -291,12 +285,6 @@ def test_what_is_not_meant_to_be_learnt_is_left_out_and_nothing_is_wrong_with_it
         build_from_files([tmp_path / "a.jsonl"], tmp_path / "out", encoding)
 
 
-def test_completion_without_an_answer_is_a_flaw_though_its_record_has_a_system() -> None:
-    asked = {"role": "user", "content": "Hi"}
-    (found,) = encoded({"prompt": [asked, ANSWERED], "completion": [asked], "system": "S"})
-    assert [flaw.why for flaw in found.flaws.flaws] == ["its completion has no answer of the assistant to learn from"]
-
-
 # --- special tokens in text ------------------------------------------------------------------------------------------
 
 
@@ -359,55 +347,3 @@ def test_tables_are_read_as_records_are(tmp_path: Path) -> None:
     assert first.keys == KeyCount(unused={"id": 2}, refused={"images": 1})
     assert texts(second.documents) == (f"Hi Yo{END}" * 2, f" Yo{END}" * 2)
     assert second.keys.unused == {"id": 2, "system": 1}
-
-
-def test_build_says_what_it_did_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records = [
-        chat(ASKED, ANSWERED, id=1),
-        chat(ASKED, ANSWERED, id=2),
-        {"text": START, "meta": "x"},
-        chat(ANSWERED, images=[1]),
-    ]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
-    arguments = ["data", "build", str(tmp_path / "a.jsonl"), "--tokenizer", str(write_model(tmp_path / "model"))]
-    arguments.append("--allow-bad")
-    assert run([*arguments, "--out", str(tmp_path / "a"), "--json"]) == EXIT_OK
-    told = capsys.readouterr()
-    assert json.loads(told.out)["keys"] == {
-        "unused": {"id": 2, "meta": 1}, "refused": {"images": 1}, "special": 1, "more": 0
-    }  # fmt: skip
-    assert told.err.splitlines()[-4:] == [
-        "key id: 2 records: not used",
-        "key meta: 1 record: not used",
-        "key images: 1 record: left out",
-        "text of special tokens: 1 place: taken as ordinary characters; --special-tokens takes them as tokens",
-    ]
-    assert run([*arguments, "--out", str(tmp_path / "b"), "--special-tokens"]) == EXIT_OK
-    assert "special" not in capsys.readouterr().err
-
-
-def test_trainer_is_told_what_of_its_data_is_not_used(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        json.dumps({"text": f"{START} what is two plus two? four, thanks.", "meta": 1}) + "\n"
-    )
-    document = chat_tokenizer()
-    manifest = parse_manifest(
-        {
-            "model": {"vocab_size": 400, "dim": 32, "layers": 2, "heads": 2, "context": 8},
-            "batch": {"microbatch_size": 1},
-            "tokenizer": {"digest": tokenizer_digest(document)},
-        },
-        "the test",
-    )
-    given = DataGiven(tmp_path / "a.jsonl")
-    made = shard_for(given, document, manifest, tmp_path / "plain", "me")
-    assert made.unused == (
-        "; of 22 tokens in 1 document; key meta: 1 record: not used; text of special tokens: 1 place: taken as ordinary characters; "
-        "--data-special-tokens takes them as tokens"
-    )
-    assert describe(data_opened(manifest, 1, made.unused))[1].endswith(made.unused)  # type: ignore[index]
-    special = DataGiven(tmp_path / "a.jsonl", special_in_text=True)
-    taken = shard_for(special, document, manifest, tmp_path / "special", "me")
-    assert taken.unused.endswith(" in 1 document; key meta: 1 record: not used")
-    assert read_manifest(taken.path).tokens < read_manifest(made.path).tokens
-    assert check_data(given).digest != check_data(special).digest

@@ -9,12 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 from peers.commands.preflight import check_device
-from peers.console.words import CommandError, age_of_checkpoint, command_name, one_line, short_address
-from peers.home.run_directory import create_run_directory, find_run_directory
-from peers.local.plot import loss_svg, loss_text, ticks
+from peers.console.words import age_of_checkpoint, command_name, one_line
+from peers.local.plot import loss_svg, loss_text
 from peers.local.progress import RunView
 from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, closed_steps, render_report, write_report
-from swarm.clock import SystemClock
 from swarm.errors import ConfigError, StateError
 from swarm.events import Committed, Event, JourneyStarted, StepClosed
 from swarm.ids import PeerId
@@ -74,11 +72,6 @@ def test_closed_steps_of_no_usable_report_are_unknown(tmp_path: Path, content: s
 )
 def test_age_of_checkpoint_untrained_or_old_is_said(step: int, closed: int | None, said: str) -> None:
     assert (age_of_checkpoint(step, closed) or "").endswith(said)
-
-
-@pytest.mark.parametrize("closed", [None, 60])
-def test_age_of_checkpoint_newest_is_nothing_to_say(closed: int | None) -> None:
-    assert age_of_checkpoint(60, closed) is None
 
 
 def test_check_device_gpu_without_a_driver_is_refused(tmp_path: Path) -> None:
@@ -148,31 +141,6 @@ def test_loss_text_falls_from_the_top_left_to_the_bottom_right() -> None:
     assert len(loss_text([(1, 3.0), (2, 3.0)])) == 10
 
 
-def test_loss_text_of_many_steps_is_their_means_in_few_columns() -> None:
-    lines = loss_text([(step, 8.0 - step / 100) for step in range(1, 401)], columns=40)
-    assert max(map(len, lines)) == 49
-    assert lines[-1].split() == ["step", "1", "400"]
-    assert sum(line.count("*") for line in lines) == 40
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 60), (3.2, 7.9), (-0.001, 0.001), (1e6, 3e6)])
-def test_ticks_any_range_are_few_and_inside(low: float, high: float) -> None:
-    marks = ticks(low, high)
-    assert 2 <= len(marks) <= 8
-    assert all(low <= mark <= high * (1 + 1e-9) for mark in marks)
-
-
-def test_run_directory_default_is_new_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))  # whoever plays this may have runs of their own
-    with pytest.raises(CommandError, match="no run is kept here"):
-        find_run_directory(None)
-    made = create_run_directory(None, SystemClock())
-    made.manifest.touch()
-    assert made.root.parent == Path("out")
-    assert find_run_directory(None) == made
-
-
 def test_one_line_any_text_is_harmless() -> None:
     assert one_line("a\n\x1b[31mb\x00  c") == "a [31mb c"
     assert len(one_line("x" * 1000)) == 300
@@ -205,9 +173,3 @@ def test_command_name_without_a_command_is_the_module(tmp_path: Path, monkeypatc
     monkeypatch.setattr("sys.argv", ["peers/cli/__main__.py"])
     monkeypatch.setattr("sys.executable", str(tmp_path / "a b" / "python"))
     assert command_name() == f"'{tmp_path}/a b/python' -m peers.cli"
-
-
-def test_short_address_keeps_the_place_and_the_ends_of_the_id() -> None:
-    place = "/ip4/127.0.0.1/tcp/4001"
-    assert short_address(f"{place}/p2p/12D3KooWJQ27P6sABvAQ4JqhvV6WLPCGiJUVe") == f"{place}/p2p/12D3Ko…GiJUVe"
-    assert short_address(place) == place

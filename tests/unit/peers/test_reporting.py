@@ -17,8 +17,6 @@ import pytest
 
 from peers.commands.preflight import check_reporting
 from peers.commands.quickstart import plan_run, quickstart
-from peers.local.run import LOCAL
-from peers.local.siblings import siblings_of
 from peers.manifest_file import render_manifest
 from peers.options.foundation import Foundation
 from peers.options.local import LocalOptions
@@ -84,11 +82,6 @@ def told(names: str, directory: Path, *events: Event) -> EventList:
 
 
 # --- the figures -----------------------------------------------------------------------------------------------------
-
-
-def test_a_step_has_its_figures_and_those_of_the_peer() -> None:
-    figures = StepFigures()
-    assert [found for event in EVENTS if (found := figures.take(event))] == [(1, STEP), (1, BYTES)]
 
 
 def test_members_follow_the_roster() -> None:
@@ -312,13 +305,6 @@ def test_quickstart_refuses_before_it_makes_anything(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="some of tensorboard, wandb, mlflow"):
         quickstart(options, SystemClock())
     assert not (tmp_path / "out").exists()
-
-
-def test_one_peer_of_several_devices_reports() -> None:
-    options = PeerOptions(device="cpu,cpu,cpu", report_to="mlflow", report_dir=Path("r"))
-    assert [one.options.report_to for one in siblings_of(options)] == ["mlflow", None, None]
-    assert [one.options.report_dir for one in siblings_of(options)] == [Path("r"), None, None]
-    assert LOCAL.report_to is None
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

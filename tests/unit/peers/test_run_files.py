@@ -46,14 +46,6 @@ def files(directory: RunDirectory) -> list[str]:
     return sorted(str(path.relative_to(directory.root)) for path in directory.root.rglob("*") if path.is_file())
 
 
-def test_what_is_there_already_stays(run: KeptRun, tmp_path: Path) -> None:
-    directory = keep(run, tmp_path / "run")
-    before = [path.stat().st_ino for path in (directory.manifest, directory.tokenizer)]
-    keep(run, tmp_path / "run")
-    assert [path.stat().st_ino for path in (directory.manifest, directory.tokenizer)] == before
-    assert files(directory) == FILES
-
-
 def test_a_file_of_somebody_elses_is_not_written_over(run: KeptRun, tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("mine")
     with pytest.raises(StateError, match="LICENSE: it is none of the run's, and stays"):

@@ -6,7 +6,7 @@ import pytest
 
 from peers.local.progress import RunView, row
 from swarm.disk import size_text
-from swarm.events import HopMoved, LinkUsage, LoopLag, Participation, PeerLost, PeerStarted, StateDownloaded
+from swarm.events import HopMoved, LinkUsage, Participation, PeerLost, PeerStarted, StateDownloaded
 from swarm.ids import PartName, PeerId
 from swarm.monitoring.reader import RecordedEvent
 from tests.harness.rigs.peers import batch, closed, told
@@ -41,13 +41,6 @@ def test_view_notes_a_replica_that_was_left_out_once() -> None:
 def test_view_one_step_only_takes_its_own_duration() -> None:
     assert _view(closed(1)).tokens_per_s == pytest.approx(200.0)
     assert _view().tokens_per_s is None
-
-
-def test_view_bytes_reported_before_the_step_count_too() -> None:
-    usage = [LinkUsage(step=1, bytes_sent=sent, bytes_received=0) for sent in (10, 5)]
-    view = _view(told(usage[0], "a"), closed(1), told(usage[1], "b"))
-    assert view.traffic.by_step[1].sent == 15
-    assert view.bytes_per_step == 15
 
 
 def test_view_initial_weights_are_no_steps_bytes() -> None:
@@ -87,10 +80,6 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
     noted = row(dataclasses.replace(view.steps[2], tokens=512, computed=2048), None, view.notes.by_step[2])
     assert "  512 learnt of 2,048 tokens; stage 0: " in noted
     assert noted.endswith("stage-0-1 lost: no answer")
-
-
-def test_view_kind_without_a_meaning_here_is_passed_over() -> None:
-    assert _view(told(LoopLag(p50_ms=1.0, p99_ms=1.0, max_ms=1.0))).steps.last == 0
 
 
 @pytest.mark.parametrize(

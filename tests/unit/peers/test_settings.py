@@ -11,8 +11,8 @@ from peers.cli.app import run
 from peers.home.places import home_directory
 from peers.options.foundation import Invocation
 from peers.options.model import ANY_PORT, PeerOptions
-from peers.options.reading import blamed, blaming, read_invocation, read_peer_options
-from peers.settings import PeerSettings, exact_settings, member_settings
+from peers.options.reading import blamed, read_invocation, read_peer_options
+from peers.settings import PeerSettings, exact_settings
 from swarm.errors import ConfigError
 from tests.harness.rigs.peers import checked_settings
 
@@ -22,11 +22,6 @@ STAGE = {"home": Path("h"), "role": "stage", "bootstrap": ("/ip4/127.0.0.1/tcp/1
 
 
 # --- what a peer is started with -------------------------------------------------------------------------------------
-
-
-def test_exact_settings_keep_the_key_at_home_unless_told_where() -> None:
-    assert exact_settings(**STAGE).identity == Path("h/identity.key")
-    assert exact_settings(**STAGE, identity=Path("k")).identity == Path("k")
 
 
 def refused(command: str, flags: dict[str, object], invocation: Invocation | None = None) -> ConfigError:
@@ -41,12 +36,6 @@ def test_exact_settings_written_as_json_come_back_the_same() -> None:
         **STAGE, stage=1, run_directory=Path("c"), checkpoint_every=5, patience_s=None, control=Path("s")
     )
     assert PeerSettings(**settings.model_dump(mode="json")) == settings
-
-
-def test_membership_knows_the_lower_of_the_limits() -> None:
-    limits = [{}, {"max_upload": "8mbit"}, {"max_download": "2MB"}, {"max_upload": "8mbit", "max_download": "2MB"}]
-    found = [member_settings(checked_settings(**STAGE, **each)).limit_bytes_s for each in limits]
-    assert found == [None, 1_000_000, 2_000_000, 1_000_000]
 
 
 @pytest.mark.parametrize("variable", ["SWARM_STAGE", "SWARM_LISTEN", "SWARM_BANANA"])
@@ -82,31 +71,6 @@ def test_exact_settings_unusable_name_the_key(given: dict[str, object], key: str
 # --- what a person says about it -------------------------------------------------------------------------------------
 
 
-def test_join_settings_every_source_ranks_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "peer.toml"
-    config.write_text('threads = 2\ndevice = "cuda"\nname = "from-file"\nlisten = "/ip4/127.0.0.1/tcp/0"\n')
-    monkeypatch.setenv("SWARM_DEVICE", "cuda:1")
-    monkeypatch.setenv("SWARM_NAME", "from-environment")
-    settings = read_peer_options("join", {"name": "from-flag", "threads": None}, Invocation(config=config))
-    assert (settings.name, settings.device, settings.threads) == ("from-flag", "cuda:1", 2)
-    assert settings.listen == ("/ip4/127.0.0.1/tcp/0",)
-    assert settings.max_in_flight is None
-    assert settings.origins == {
-        "name": "--name", "device": "SWARM_DEVICE", "threads": f"{config}:1: threads", "listen": f"{config}:4: listen"
-    }  # fmt: skip
-
-
-def test_join_settings_lists_from_the_environment_and_from_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tmp_path / "peer.toml"
-    config.write_text('listen = ["/ip4/1.2.3.4/tcp/5", "/ip6/::1/tcp/6"]\n')
-    monkeypatch.setenv("SWARM_INVITE", "swarm1:abc, /ip4/1.2.3.4/tcp/2/p2p/b")
-    settings = read_peer_options("join", {}, Invocation(config=config))
-    assert settings.invite == ("swarm1:abc", "/ip4/1.2.3.4/tcp/2/p2p/b")
-    assert settings.listen == ("/ip4/1.2.3.4/tcp/5", "/ip6/::1/tcp/6")
-
-
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
@@ -133,20 +97,6 @@ def test_join_settings_unknown_variable_is_refused_with_what_there_is(
     assert error.key == variable
     assert meant in str(error)
     assert "hush" not in str(error), "it may be a secret of another program's"
-
-
-@pytest.mark.parametrize(
-    ("source", "named"), [("flag", "--threads"), ("environment", "SWARM_THREADS"), ("file", "peer.toml:1: threads")]
-)
-def test_join_settings_bad_value_names_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, named: str
-) -> None:
-    config = tmp_path / "peer.toml"
-    config.write_text("threads = 0\n" if source == "file" else "")
-    if source == "environment":
-        monkeypatch.setenv("SWARM_THREADS", "0")
-    with pytest.raises(ConfigError, match=named):
-        read_peer_options("join", {"threads": 0} if source == "flag" else {}, Invocation(config=config))
 
 
 def test_join_settings_unusable_name_the_flag_and_what_fits_in_words(snapshot: Any) -> None:
@@ -205,15 +155,6 @@ def test_variable_that_is_empty_says_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert read_peer_options("join", {}) == PeerOptions()
 
 
-@pytest.mark.parametrize("key", ["data", "home", "checkpoints", "invite_file"])
-def test_path_that_is_empty_is_none(tmp_path: Path, key: str) -> None:
-    config = tmp_path / "peer.toml"
-    config.write_text(f'{key} = ""\n')
-    for typed, invocation in (({key: ""}, None), ({}, Invocation(config=config))):
-        with pytest.raises(ConfigError, match=f"{key.replace('_', '.')} = '': expected a path"):
-            read_peer_options("join", typed, invocation)
-
-
 @pytest.mark.parametrize(("command", "used"), [("join", "otter"), ("new", None)])
 def test_options_that_a_command_does_not_offer_are_not_its(command: str, used: str | None) -> None:
     """The name that new is given is the run's."""
@@ -227,16 +168,6 @@ def test_founder_uses_what_new_offers_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 # --- who is to blame -------------------------------------------------------------------------------------------------
-
-
-def test_error_found_later_names_who_gave_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARM_DEVICE", "cuda:7")
-    options = read_peer_options("join", {"threads": "2"})
-    for key, told in {"--device": "SWARM_DEVICE", "device": "SWARM_DEVICE", "--threads": "--threads", "x": "x"}.items():
-        with pytest.raises(ConfigError) as caught, blaming(options):
-            raise ConfigError(key, "cuda:7", "cpu here", "Leave it out.", why="no GPU")
-        error = caught.value
-        assert (error.key, error.value, error.allowed, error.why) == (told, "cuda:7", "cpu here", "no GPU")
 
 
 def test_error_between_settings_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from peers.local.peer_order import PeerOrder
 from peers.options.model import PeerOptions
 from peers.preemption.local import CommandSource
 from peers.sharing import keeper
-from peers.sharing.conditions import FORGET, CheckFailed, PauseConditions, Steadily, minute_of_day, quiet_s, within
-from peers.sharing.keeper import FIRST_S, LONGEST_S, MAX_TRIES, PeerKeeper, PeerProcess, retry_pause_s
+from peers.sharing.conditions import FORGET, CheckFailed, PauseConditions, Steadily, minute_of_day, within
+from peers.sharing.keeper import FIRST_S, LONGEST_S, MAX_TRIES, PeerKeeper, PeerProcess
 from peers.sharing.limit_options import Return
 from swarm.clock import SystemClock
 from swarm.errors import Ending
@@ -112,20 +112,6 @@ def test_flapping_condition_is_never_steady() -> None:
     steadily = Steadily(5.0)
     assert not any(steadily.seen(bool(look % 2), 4.0 * look) for look in range(101))
     assert [steadily.seen(True, 401.0 + at) for at in (0, 4, 5)] == [False, False, True]
-
-
-def test_stay_away_doubles_with_short_stays_and_is_bounded() -> None:
-    assert [quiet_s(60.0, short) for short in (0, 1, 2, 99)] == [60, 120, 240, 3600]
-    assert quiet_s(7200.0, 5) == 7200
-
-
-def test_pause_before_a_retry_doubles_with_jitter_and_is_bounded() -> None:
-    pauses = [retry_pause_s(tries, random.Random(tries)) for tries in range(40)]
-    for tries, pause in enumerate(pauses):
-        whole = min(LONGEST_S, FIRST_S * 2.0**tries)
-        assert whole / 2 <= pause <= whole
-    assert pauses == [retry_pause_s(tries, random.Random(tries)) for tries in range(40)]
-    assert len({round(pause, 6) for pause in pauses}) == 40
 
 
 def test_every_ending_is_retried_or_final_or_one_of_a_peer_that_was_told() -> None:
@@ -225,23 +211,10 @@ async def test_peer_that_crashes_is_started_again_later_and_later_and_given_up_i
     assert LONGEST_S / 2 <= pauses[-1] <= LONGEST_S
 
 
-async def test_peer_that_had_lived_for_long_begins_with_a_short_pause_again() -> None:
-    lives = Lives(FakeClock(), *[(1, 137)] * 6, (3600, 137), (1, 0))
-    code, _ = await kept(lives, retry=True)
-    assert code == 0
-    assert lives.backs[6].seconds > 10 * FIRST_S
-    assert lives.backs[7].seconds <= FIRST_S
-
-
 @pytest.mark.parametrize("code", [0, 2, 4, 75, 143])
 async def test_peer_that_is_over_or_was_told_is_not_started_again(code: int) -> None:
     lives = Lives(FakeClock(), (1, code))
     assert (await kept(lives, retry=True))[0] == code
-
-
-async def test_peer_that_crashes_without_retry_is_not_started_again() -> None:
-    lives = Lives(FakeClock(), (1, 3))
-    assert (await kept(lives, False, pause_when=("battery",)))[0] == 3
 
 
 async def test_peer_that_was_leaving_for_a_pause_when_somebody_ended_us_ends_with_what_we_were_told() -> None:

@@ -23,17 +23,6 @@ from swarm.errors import ConfigError
 OPTIONS = PeerOptions(invite=("swarm1:abc",), device="cuda:0,cuda:1")
 
 
-def test_each_has_its_device_place_and_name() -> None:
-    found = siblings_of(replace(OPTIONS, name="rig", place="lab", stage=1))
-    assert [one.label for one in found] == ["cuda:0", "cuda:1"]
-    assert [(one.options.device, one.options.place, one.options.name) for one in found] == [
-        ("cuda:0", "lab-0", "rig-0"),
-        ("cuda:1", "lab-1", "rig-1"),
-    ]
-    assert all(one.options.stage == 1 and one.options.invite == OPTIONS.invite for one in found)
-    assert [one.label for one in siblings_of(replace(OPTIONS, device="cpu,cpu"))] == ["cpu#0", "cpu#1"]
-
-
 def test_named_ports_are_counted_up_and_free_ones_stay() -> None:
     listen = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/0", "/ip4/10.0.0.1/udp/4001/quic-v1")
     _, second = siblings_of(replace(OPTIONS, listen=listen, announce=("/dns4/rig.example/tcp/4001",)))

@@ -13,11 +13,9 @@ from peers.exit_codes import EXIT_USAGE
 from peers.founding_files import Founded, load_foundation, make_run, resume_run, sized_document
 from peers.options.foundation import Foundation
 from peers.plan.peers_file import read_peers
-from peers.plan.sizing import stages_for
 from peers.plan.work import workload_of
-from peers.settings import PeerSettings
-from swarm.config import Manifest, load_manifest
-from swarm.planning.predict import lacking, part_memory
+from swarm.config import Manifest
+from swarm.planning.predict import part_memory
 from swarm.planning.search import even_stages
 from swarm.planning.workload import PartLayout
 from tests.harness.rigs.peers import kept_run
@@ -91,45 +89,9 @@ def test_stages_are_sized_by_memory(file: Path, tmp_path: Path) -> None:
     assert "GiB" in told["trainers"]
 
 
-def test_stages_are_sized_by_speed_where_memory_is_plenty(file: Path, tmp_path: Path) -> None:
-    peers = peers_of(tmp_path, entry("fast", 1, 64, 4e10), entry("slow", 2, 64, 1e10))
-    manifest, _ = founded(file, peers=peers, stages=2)
-    sizes = manifest.split.layers_per_stage
-    assert sizes is not None
-    assert sum(sizes) == 6
-    assert max(sizes) > min(sizes)
-
-
-def test_nobody_gets_what_does_not_fit(file: Path, tmp_path: Path) -> None:
-    plain = load_manifest_of(file)
-    small = (takes(plain, 1, 3) + takes(plain, 2, 3)) / 2
-    found = stages_for(plain, peers_of(tmp_path, entry("large", 2, 8), entry("small", 4, small)), None)
-    layout = found.best.layout
-    for at, part in enumerate(found.best.parts):
-        for one, number in zip(found.classes, layout.places[at], strict=True):
-            assert not number or not lacking(part.memory, one, recompute=layout.recompute)
-
-
 def load_manifest_of(file: Path) -> Manifest:
     foundation = Foundation(file=file)
     return make_run(foundation, load_foundation(foundation)).manifest
-
-
-def test_new_peers_founds_the_run_and_says_why(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started: list[PeerSettings] = []
-    monkeypatch.setattr("peers.node.run_peer", lambda one: started.append(one) or 0)
-    peers = peers_of(tmp_path, entry("box", 5, 8))
-    assert swarm(["new", str(file), "--peers", str(peers), "--hosts", "9", "--listen", "/ip4/127.0.0.1/tcp/0"]) == 0
-    assert started[0].manifest is not None
-    manifest = load_manifest(started[0].manifest)
-    assert manifest.split.layers_per_stage is not None
-    assert (len(manifest.split.layers_per_stage), sum(manifest.split.layers_per_stage)) == (manifest.split.stages, 6)
-    assert manifest.run.start_when.stage_hosts == 9, "what was typed stays"
-    out = capsys.readouterr().out
-    assert "sized for" in out
-    assert "stage-0" in out
 
 
 def test_checkpoint_is_cut_for_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

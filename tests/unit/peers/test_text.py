@@ -54,14 +54,6 @@ def test_line_that_is_no_text_costs_itself_alone(tmp_path: Path, bad: bytes, end
     assert (block.records, block.size) == (6, len(block.body) + sum(sizes))
 
 
-def test_text_with_a_bad_line_is_all_else(tmp_path: Path) -> None:
-    lines = [b"A sentence that is long enough for a line, number %d of many." % n for n in range(60_000)]
-    lines[40_000] = b"caf\xe9"
-    (tmp_path / "a.txt").write_bytes(b"\n".join(lines))
-    corpus = read_corpus([tmp_path / "a.txt"])
-    assert "\n".join(corpus.documents).encode() == b"\n".join(lines[:40_000] + lines[40_001:])
-
-
 def test_files_that_are_given_apart_are_judged_together(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\nbad\n')
     (tmp_path / "b.jsonl").write_text('{"text": "of many, long enough"}\n' * 200)
@@ -78,20 +70,6 @@ def test_whole_text_is_without_its_bad_lines(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"1 of 50 lines .* --allow-bad"):
         read_corpus([tmp_path / "a.txt"])
     assert read_corpus([tmp_path / "a.txt"], allow_bad=True).documents
-
-
-def test_read_corpus_takes_a_directory_and_the_texts_of_records(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("plain")
-    (tmp_path / "b.jsonl").write_text('{"text": "of a record"}\n{"text": 5}\n')
-    corpus = read_corpus([tmp_path], allow_bad=True)
-    assert corpus.documents == ("plain", "of a record")
-    why = f"{tmp_path / 'b.jsonl'}:2: its text is no text but a number"
-    with pytest.raises(ConfigError, match="1 of 3 records .* with --allow-bad") as caught:
-        read_corpus([tmp_path])
-    assert why in caught.value.why
-    (tmp_path / "b.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hello"}]}')
-    with pytest.raises(ConfigError, match=r"b\.jsonl:1.*chat template"):
-        read_corpus([tmp_path])
 
 
 def test_corpus_printed_shows_no_text(tmp_path: Path) -> None:

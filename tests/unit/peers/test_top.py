@@ -19,7 +19,7 @@ from peers.dashboard.feed import EVERY_S, StateFeed
 from peers.dashboard.overview import Overview
 from peers.invites.invite import Contacts
 from peers.top.app import PANES, HelpScreen, TopApp
-from peers.top.drawing import curve_of, duration, fitted, grid, plot, seconds_left
+from peers.top.drawing import curve_of, duration, fitted, grid
 from swarm.errors import ConfigError, install_command
 from swarm.events import RunFound
 from swarm.ids import PeerId
@@ -121,23 +121,6 @@ def line_with(app: TopApp, text: str) -> str:
 
 
 # --- what it shows ---------------------------------------------------------------------------------------------------
-
-
-async def test_live_values_change_with_each_look() -> None:
-    app, clock, _ = watching(BEGUN, decided(2), looked({"otter": said(), "heron": said()}), looked(BUSY))
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.pause()
-        assert "step 1/60" in line_with(app, "tokens/s")
-        assert "tiny  training" in shown(app)
-        await next_look(pilot, clock)
-        facts = line_with(app, "tokens/s")
-        assert "step 2/60   loss 0.3667   10 tokens/s   5 members   ETA 1 min 56 s" in facts
-        await next_look(pilot, clock)
-        await next_look(pilot, clock)
-        row = line_with(app, "  otter     ")
-        assert row.split()[:3] == ["otter", "training", "3"]
-        assert "████████▒▒  75% direct" in row
-        assert "25% relayed" in line_with(app, "heron     ")
 
 
 async def test_a_replica_on_probation_is_said_with_who_and_why() -> None:
@@ -381,26 +364,11 @@ def test_the_curve_of_many_steps_has_a_mean_for_each_column() -> None:
     assert curve_of([[1, 2.0], [2, None], [3, 4.0]], 3) == [2.0, 2.0, 4.0]
 
 
-def test_the_plot_is_as_large_as_it_is_told() -> None:
-    lines = plot(many(3), 60, 20).plain.splitlines()
-    assert len(lines) == 20
-    assert max(len(line) for line in lines) <= 60
-    assert lines[0].split()[0] == "4.990", "the mean of the steps of a column"
-    assert len(plot(many(3), 3, 1).plain.splitlines()) == 5, "and bears the smallest"
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3780, "1 h 03 min"), (360000, "4 d 4 h")]
 )
 def test_durations_have_two_units_at_most(seconds: float, words: str) -> None:
     assert duration(seconds) == words
-
-
-def test_the_time_left_follows_the_newest_steps() -> None:
-    state = many(3, steps=40) | {"state": "training"}
-    assert seconds_left(state | {"step": 40}) == (60 - 40) * 2.0
-    assert seconds_left(state | {"state": "ended"}) is None
-    assert seconds_left(state | {"steps": state["steps"][:1]}) is None
 
 
 def test_text_fills_its_columns_whatever_it_is_made_of() -> None:
@@ -498,20 +466,6 @@ def test_what_ended_the_screen_is_what_the_command_says(
     assert swarm(["top", str(path.parent)]) == 0
     assert swarm(["top", str(path.parent)]) == 2
     assert "Name another" in capsys.readouterr().err
-
-
-async def test_a_past_run_is_read_from_its_directory(tmp_path: Path) -> None:
-    home = tmp_path / "first" / "peers" / "otter"
-    write(home / "history.jsonl", eventful().lines)
-    (home / "events.jsonl").write_text("")
-    clock = HandClock(1010.0)
-    async with command.feed_of(str(tmp_path / "first"), None, None, clock) as feed:
-        await feed.update()
-    app = TopApp(feed, clock)
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.pause()
-        assert "past   seen by first" in shown(app)
-        assert "step 6   loss" in shown(app)
 
 
 def test_once_prints_a_past_run_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

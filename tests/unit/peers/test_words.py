@@ -10,10 +10,8 @@ import pytest
 from peers.console import words
 from peers.console.words import (
     CommandError,
-    another_path,
     codecs_text,
     command_to_join,
-    listed,
     reason_of,
     report_error,
     with_commands,
@@ -23,13 +21,6 @@ from swarm.consensus.roster import Member, Roster, part_lost
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError, install_command
 from swarm.ids import ENDS, PeerId, stage_part
 from tests.harness.sources import ROOT
-
-
-@pytest.mark.parametrize(
-    ("names", "text"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c"), ([], "")]
-)
-def test_listed_joins_names_as_people_do(names: list[str], text: str) -> None:
-    assert listed(names) == text
 
 
 def test_errors_are_told_with_what_can_be_done_now(capsys: pytest.CaptureFixture[str], snapshot: Any) -> None:
@@ -100,12 +91,6 @@ def test_next_says_what_to_do_and_never_the_cause() -> None:
                     said.append(f"{file.name}: {first.value}")
     assert len(said) > 20
     assert [one for one in said if _NO_COMMAND.match(one.split(": ", 1)[1])] == []
-
-
-def test_another_path_shows_what_is_nearest(tmp_path: Path) -> None:
-    (tmp_path / "here").touch()
-    assert f"ls -la {tmp_path / 'here'};" in another_path(tmp_path / "here")
-    assert f"ls -la {tmp_path};" in another_path(tmp_path / "not" / ("x" * 300))
 
 
 def test_codecs_are_told_by_boundary_most_last() -> None:

@@ -59,16 +59,6 @@ def test_whoever_listens_hears_when_the_device_was_busy() -> None:
     assert run_world(main()) == [(1.0, 3.0), (3.0, 5.0)]
 
 
-def test_slow_device_stretches_what_is_stated() -> None:
-    async def main() -> float:
-        device = virtual()
-        device.slowness = 3.0
-        await device.run(device.spend, 0.5)
-        return asyncio.get_running_loop().time()
-
-    assert run_world(main()) == 1.5
-
-
 def test_cancelled_work_occupies_the_device_to_its_end() -> None:
     async def main() -> float:
         device = virtual()
@@ -94,16 +84,6 @@ def test_cancelled_in_line_is_dropped() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_world(main()) == 2.0
-
-
-def test_errors_come_out_and_the_device_goes_on() -> None:
-    async def main() -> int:
-        device = virtual()
-        with pytest.raises(ZeroDivisionError):
-            await device.run(lambda: 1 // 0)
-        return await device.run(lambda: 7)
-
-    assert run_world(main()) == 7
 
 
 def test_closed_device_ends_what_runs_and_takes_no_more() -> None:

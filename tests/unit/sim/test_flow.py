@@ -26,11 +26,6 @@ def gone(at_s: float, *places: int, back_s: float = 1e9, noticed: bool = False) 
     return Removal(at_s, places, (back_s,) * len(places), noticed)
 
 
-def test_undisturbed_run_has_all_the_throughput_there_is() -> None:
-    found = play()
-    assert (found.ratio, found.records, found.moves, found.joins) == (1.0, 10, 0, 0)
-
-
 def test_death_costs_its_stage_at_once_and_is_replaced_with_a_record() -> None:
     """One of six: ⌊5/2⌋ is what the others could do, so nothing is lost by that alone."""
     assert play(gone(75.0, 0), places=6).ratio == 1.0

@@ -9,7 +9,7 @@ import pytest
 from peers.chaos.schedule import Removal
 from swarm.planning.workload import PartNeeds, PeerClass, Workload
 from swarm.sim.flow import PacedFlow
-from swarm.sim.simulation import SimulationCase, SimulationResult, StepCosts, quantile, stage_sizes
+from swarm.sim.simulation import SimulationCase, SimulationResult, quantile, stage_sizes
 from swarm.sim.turnover import FlowCase, SimMachine, Turnover
 
 
@@ -43,13 +43,6 @@ def play(*trace: Removal, **more: Any) -> SimulationResult:
 
 def gone(at_s: float, *places: int, back_s: float = 1e9) -> Removal:
     return Removal(at_s, places, (back_s,) * len(places), noticed=False)
-
-
-def test_undisturbed_step_takes_what_is_reckoned() -> None:
-    found = play()
-    expected = StepCosts(case()).forecast(Turnover(case().turnover)).step_s
-    assert [step.seconds for step in found.steps] == pytest.approx([expected] * 3)
-    assert found.ended_s == pytest.approx(3 * expected)
 
 
 def test_death_slows_its_stage_and_its_work_is_done_again() -> None:

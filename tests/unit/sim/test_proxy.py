@@ -85,13 +85,6 @@ async def test_bytes_pass_unchanged_and_are_counted_by_direction() -> None:
         assert proxy.passed == {("a", "b"): len(data), ("b", "a"): len(data)}
 
 
-async def test_latency_is_added_each_way() -> None:
-    clock = Hurried()
-    async with proxied(Links(LinkShape(latency_s=0.06)), clock) as (_, _, port):
-        assert await there_and_back(port, b"hello") == b"hello"
-        assert clock.now == pytest.approx(0.12)
-
-
 async def test_rate_is_kept_with_any_number_of_connections() -> None:
     shape, clock = LinkShape(bytes_per_s=4e6), Hurried()
     async with proxied(Links(rules=(("a", "b", shape),)), clock) as (_, _, port):

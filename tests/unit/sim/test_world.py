@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
@@ -25,40 +23,6 @@ def test_time_jumps_to_the_next_timer() -> None:
     now, turns = run_world(main())
     assert now == 3600.0
     assert turns < 20, "it goes to each timer at once, in no steps of its own"
-
-
-def test_timers_of_one_moment_run_in_the_order_in_which_they_were_set() -> None:
-    async def main() -> list[int]:
-        order: list[int] = []
-        loop = asyncio.get_running_loop()
-        for number in range(20):
-            loop.call_at(1.0 if number % 2 else 0.5, order.append, number)
-        await asyncio.sleep(2.0)
-        return order
-
-    assert run_world(main()) == [*range(0, 20, 2), *range(1, 20, 2)]
-
-
-def test_timeouts_task_groups_and_locks_work() -> None:
-    async def main() -> str:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await asyncio.get_running_loop().create_future()
-        with pytest.raises(ExceptionGroup):
-            await together(asyncio.sleep(100.0), fail())
-        assert asyncio.get_running_loop().time() == 1.5
-        return await asyncio.to_thread(str.upper, "done")
-
-    async def together(*work: Coroutine[Any, Any, None]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
-
-    async def fail() -> None:
-        await asyncio.sleep(0.5)
-        raise ValueError
-
-    assert run_world(main()) == "DONE"
 
 
 def test_world_in_which_nothing_can_happen_says_so() -> None:

@@ -28,10 +28,3 @@ def test_bucket_at_another_rate_owes_what_it_gave_at_the_one_before() -> None:
     bucket.take(BURST_BYTES, 0.0)
     bucket.change(2 << 20, 1.0)
     assert (bucket.rate, bucket.pause_s(2 << 20, 1.0)) == (2 << 20, pytest.approx(0.5))
-
-
-def test_bucket_asks_nobody_to_wait_for_less_than_a_clock_shows() -> None:
-    bucket = TokenBucket(1e7, BURST_BYTES)
-    bucket.take(BURST_BYTES, 0.0)
-    bucket.take(1, 0.0)
-    assert bucket.pause_s(0, 1.0 / 1e8) == 0.0

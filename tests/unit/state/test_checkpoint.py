@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -128,23 +127,6 @@ def test_checkpoint_of_another_step_part_or_digest_is_refused(tmp_path: Path) ->
     assert "says step 1" in (flaw(tmp_path, 3) or "")
 
 
-def test_checkpoint_written_twice_replaces_the_file(tmp_path: Path) -> None:
-    write_part(tmp_path, snapshot(seed=1), {})
-    write_part(tmp_path, snapshot(seed=2), {})
-    assert digest(load_part(tmp_path, 0, stage_part(0))) == digest(snapshot(seed=2))
-
-
-def test_checkpoint_of_one_part_says_what_it_lacks(tmp_path: Path) -> None:
-    parts = {"stage-0": digest(snapshot()), "stage-1": "1" * 64}
-    write_manifest(tmp_path, CheckpointManifest(run=RUN, step=0, parts=parts))
-    assert latest(tmp_path) is None
-    path = write_part(tmp_path, snapshot(), {"run": RUN})
-    found = held(tmp_path, 0)
-    assert (found.parts, found.missing, found.complete) == ({"stage-0": path.stat().st_size}, ("stage-1",), False)
-    assert "stage-1.safetensors: it is not there" in (flaw(tmp_path, 0) or "")
-    assert latest(tmp_path) is None
-
-
 def test_checkpoint_of_another_history_takes_the_place_of_a_step_and_is_never_mixed_with_it(tmp_path: Path) -> None:
     write_step(tmp_path, 4)
     new = [snapshot(step=4, seed=9), snapshot(step=4, seed=9, part=stage_part(1), layout=OTHER)]
@@ -194,10 +176,3 @@ def test_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> Non
     with pytest.raises(StateError, match="choose another directory"):
         write_part(tmp_path, snapshot(), {})
     assert list(target.parent.iterdir()) == [target]
-
-
-def test_checkpoint_record_is_readable_json(tmp_path: Path) -> None:
-    write_step(tmp_path, 4)
-    record = json.loads((step_directory(tmp_path, 4) / "record.json").read_text())
-    assert record["step"] == 4
-    assert set(record["parts"]) == {"stage-0", "stage-1"}

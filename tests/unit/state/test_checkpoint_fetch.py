@@ -9,8 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from swarm.ids import PartName, PeerId, stage_part
 from swarm.models.layout import FlatLayout
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state import snapshot as chunks
-from swarm.state.checkpoints import checkpoint_service
 from swarm.state.checkpoints import fetch as checkpoint_fetch
 from swarm.state.checkpoints import format as checkpoint_format
 from swarm.state.checkpoints.checkpoint_service import (
@@ -36,7 +33,7 @@ from swarm.state.checkpoints.checkpoint_service import (
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, lacking, plans
 from swarm.state.checkpoints.fetch import BegunFile, Progress, fetch_part
 from swarm.state.checkpoints.files import FORMAT, decode_manifest
-from swarm.state.checkpoints.format import PartFile, StoredParts
+from swarm.state.checkpoints.format import PartFile
 from swarm.state.checkpoints.parts import (
     CheckpointManifest,
     held,
@@ -79,10 +76,6 @@ def keep(root: Path, step: int, parts: Iterable[PartName] = (S0, S1), seed: int 
 
 def wanted(record: CheckpointManifest, part: PartName = S0) -> Wanted:
     return Wanted(part=part, step=record.step, digest=record.parts[part], layout=BIG)
-
-
-def size_of(root: Path, record: CheckpointManifest, part: PartName = S0) -> int:
-    return part_path(root, record.step, part).stat().st_size
 
 
 def silent(part: PartName, done: int, total: int) -> None:
@@ -172,30 +165,6 @@ async def test_service_offers_lists_records_and_the_chunks_of_the_state_itself(t
     assert found == b"".join(buffers)
 
 
-async def test_service_reads_a_header_once_and_no_tensor_to_describe_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = keep(tmp_path, 10)
-    _, donor = await served(tmp_path)
-    read: list[Path] = []
-    usual = PartFile.read
-
-    def counted(path: Path) -> PartFile:
-        read.append(path)
-        return usual(path)
-
-    monkeypatch.setattr(PartFile, "read", counted)
-    with monkeypatch.context() as patch:
-        patch.setattr(PartFile, "read_chunk", lambda *_: pytest.fail("it read a tensor"))
-        await donor.hashes(wanted(record))
-    for number in range(3):
-        await piece(donor, wanted(record), number)
-    assert read == [part_path(tmp_path, 10, S0)]
-    write_part(tmp_path, snapshot(step=10, layout=BIG, seed=9), {"run": RUN})
-    with pytest.raises(WrongStep):
-        await piece(donor, wanted(record))
-
-
 @pytest.mark.parametrize(
     ("step", "part", "number", "error"),
     [(11, "stage-1", 0, WrongStep), (10, "stage-0", 0, WrongStep), (10, "stage-1", CHUNKS, Violation)],
@@ -236,56 +205,6 @@ async def test_service_does_not_hand_out_another_history_s_file(tmp_path: Path) 
         await piece(donor, wanted(old))
 
 
-async def test_service_reads_so_much_at_once_and_has_others_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = keep(tmp_path, 10)
-    monkeypatch.setattr(checkpoint_service, "MAX_READS", 2)
-    _, donor = await served(tmp_path)
-    both, reading, most = threading.Barrier(2, timeout=60), Counter[str](), [0]
-    usual = StoredParts.chunk
-
-    def counted(parts: StoredParts, body: ChunkRequest) -> bytes | bytearray:
-        reading["now"] += 1
-        most.append(reading["now"])
-        both.wait()  # nobody reads on before there are two
-        reading["now"] -= 1
-        both.wait()
-        return usual(parts, body)
-
-    monkeypatch.setattr(StoredParts, "chunk", counted)
-    await asyncio.gather(*(piece(donor, wanted(record)) for _ in range(6)))
-    assert max(most) == 2
-
-
-async def test_service_has_who_does_not_take_its_answers_wait_and_serves_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = keep(tmp_path, 10)
-    monkeypatch.setattr(checkpoint_service, "MAX_CHUNKS", 2)
-    network = SimNetwork(SystemClock())
-    ends = {name: network.endpoint(name) for name in ("donor", "greedy", "modest")}
-    ends["donor"].mount(CheckpointService(tmp_path))
-    for endpoint in ends.values():
-        await endpoint.enter(RUN)
-    greedy, modest = (PeerDonor(ends[name], PeerId("donor"), timeout_s=60) for name in ("greedy", "modest"))
-    unread = asyncio.Event()
-    carry = network.carry
-
-    async def not_to_the_greedy(source: PeerId, target: PeerId, size: int) -> None:
-        if target == "greedy":
-            await unread.wait()
-        await carry(source, target, size)
-
-    monkeypatch.setattr(network, "carry", not_to_the_greedy)
-    asked = [asyncio.create_task(piece(greedy, wanted(record))) for _ in range(3)]
-    await piece(modest, wanted(record))
-    unread.set()
-    results = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(one) for one in results] == [bytes, bytes, Busy]
-    await piece(greedy, wanted(record))
-
-
 async def test_service_s_messages_cannot_name_a_path(tmp_path: Path) -> None:
     reader, _ = await served(tmp_path)
     named: dict[str, Any] = {"step": 1, "part": "../../etc/passwd", "digest": "0" * 64}
@@ -298,21 +217,6 @@ async def test_service_s_messages_cannot_name_a_path(tmp_path: Path) -> None:
 
 
 # --- one file --------------------------------------------------------------------------------------------------------
-
-
-async def test_fetch_part_is_the_donor_s_file(tmp_path: Path) -> None:
-    there, here = tmp_path / "there", tmp_path / "here"
-    record = keep(there, 10)
-    _, donor = await served(there)
-    told: list[tuple[PartName, int, int]] = []
-    size = size_of(there, record)
-    assert BegunFile(here, wanted(record), RUN).size == size, "it is known before anybody is asked"
-    path = await fetch(here, record, [donor], progress=lambda *one: told.append(one))
-    assert path.read_bytes() == part_path(there, 10, S0).read_bytes()
-    assert digest(load_part(here, 10, S0)) == record.parts["stage-0"]
-    assert told[0] == (S0, 0, size)
-    assert told[-1] == (S0, size, size)
-    assert [entry.name for entry in step_directory(here, 10).iterdir()] == ["stage-0.safetensors"]
 
 
 async def test_fetch_part_shares_the_chunks_among_two_directories_and_a_peer(tmp_path: Path) -> None:
@@ -372,23 +276,6 @@ async def test_fetch_part_goes_on_with_another_when_a_donor_dies(
         "what the first sent is not fetched again"
     )
     assert len(second.asked) == len(set(second.asked))
-
-
-async def test_fetch_part_continues_what_an_earlier_call_began(tmp_path: Path) -> None:
-    there, here = tmp_path / "there", tmp_path / "here"
-    record = keep(there, 10)
-    first = Twisted(DirectoryDonor(there), "first", dies)
-    with pytest.raises(StateError, match="nobody has a good stage-0 of step 10: first: it died"):
-        await fetch(here, record, [first])
-    assert len([number for number in first.asked if number >= 3]) >= checkpoint_fetch.MAX_TRIES
-    came = right(here, record)
-    assert {0} <= came <= {0, 1, 2}
-    again = Twisted(DirectoryDonor(there), "again", as_it_is)
-    told: list[tuple[PartName, int, int]] = []
-    await fetch(here, record, [again], progress=lambda *one: told.append(one))
-    assert sorted(again.asked) == sorted(set(range(CHUNKS)) - came)
-    size = size_of(there, record)
-    assert told[0] == (S0, size * len(came) * CHUNK // (12 * BIG.elements), size)
 
 
 KILLED = """
@@ -669,32 +556,6 @@ async def test_fetch_part_of_another_model_is_not_begun(tmp_path: Path) -> None:
     assert not here.exists()
 
 
-async def test_fetch_part_cancelled_leaves_no_task_and_what_came(tmp_path: Path) -> None:
-    there, here = tmp_path / "there", tmp_path / "here"
-    record = keep(there, 10)
-    stuck = asyncio.Event()
-
-    class Stuck(Twisted):
-        async def chunk(self, state: Wanted, number: int, timeout_s: float) -> Data:
-            if number >= 2:
-                stuck.set()
-                await asyncio.Event().wait()
-            return await super().chunk(state, number, timeout_s)
-
-    donor = Stuck(DirectoryDonor(there), "stuck", as_it_is)
-    before = asyncio.all_tasks()
-    task = asyncio.create_task(fetch(here, record, [donor]))
-    await stuck.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert asyncio.all_tasks() == before
-    assert not part_path(here, 10, S0).exists()
-    again = Twisted(DirectoryDonor(there), "again", as_it_is)
-    await fetch(here, record, [again])
-    assert 0 not in again.asked
-
-
 def test_every_chunk_has_one_place_in_the_file_and_all_of_them_are_the_tensors(tmp_path: Path) -> None:
     """Written in any order, also in chunks that are no longer than a gap."""
     state = snapshot(step=3, layout=BIG)
@@ -766,9 +627,3 @@ def test_plans_use_what_is_here_and_nothing_older_than_what_is_whole_here(tmp_pa
     assert plans([offer("A", 10, [S1])], here, [S0, S1]) == [], "another history's part beside ours"
     keep(tmp_path, 20)
     assert plans([offer("A", 10, [S0, S1]), offer("A", 20, [S0, S1])], [held(tmp_path, 20)], [S0, S1]) == []
-
-
-def test_plans_of_another_model_s_parts_are_none() -> None:
-    strange = Offer("A", 10, {S0: "a" * 64}, (S0,))
-    assert plans([strange], [], [S0, S1]) == []
-    assert lacking([], [], [S0]) == []

@@ -75,10 +75,6 @@ def test_superseded_keeps_the_newest_two_of_the_steps_that_other_machines_keep_t
     assert superseded(those("pppppptpp"), 1, 80, 30) == [10, 20, 40, 50, 60, 70], "a torn one is none"
 
 
-def test_superseded_counts_apart_what_is_not_due() -> None:
-    assert superseded(those("ppppppppp"), 2, 80, due=lambda step: step <= 30) == [10, 40, 50, 60]
-
-
 @given(states=st.text("cpt", min_size=1, max_size=8), kept=st.integers(1, 4), more=st.text("p", max_size=9))
 def test_superseded_never_takes_one_that_is_due_for_those_that_are_not(states: str, kept: int, more: str) -> None:
     before, newest = those(states), 10 * (len(states) - 1)
@@ -86,11 +82,6 @@ def test_superseded_never_takes_one_that_is_due_for_those_that_are_not(states: s
     gone = superseded(there, kept, 999, due=lambda step: step <= newest)
     good_or_whole = {one.step for one in before if one.parts}
     assert set(gone) & good_or_whole <= set(superseded(before, kept, 999))
-
-
-def test_superseded_passes_over_what_is_beyond_the_step_that_the_run_has_come_to() -> None:
-    assert superseded(those("cccccccc"), 2, 40) == [10, 20]
-    assert superseded(those("cccccccc"), 2, 10) == []
 
 
 def test_what_was_set_aside_goes_when_the_run_has_passed_it(tmp_path: Path) -> None:

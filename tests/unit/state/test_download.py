@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, StateError, Unreachable, Violation, WrongStep
+from swarm.errors import Busy, DeadlineMissed, PeerError, StateError, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer
 from swarm.state import download as download_module
@@ -16,7 +16,7 @@ from swarm.state.sharing import CEILING_S, FLOOR_S, LATE
 from swarm.state.snapshot import Snapshot, digest, hashes_of
 from swarm.state.transfer import CHUNK, DESCRIBE
 from swarm.waiting import TokenBucket
-from tests.harness.rigs.state import ME, QUIET_TURNS, Donors, big_state, in_time, turns
+from tests.harness.rigs.state import ME, QUIET_TURNS, Donors, big_state, turns
 
 A, B, C = (PeerId(name) for name in "abc")
 CHUNKS = 30
@@ -43,19 +43,6 @@ async def test_download_shares_the_chunks_among_all_donors_and_fetches_each_once
     assert [told[1] for told in world.progress] == sorted(told[1] for told in world.progress)
     assert world.progress[-1][1:] == (total, total)
     assert (sum(download.given.values()), download.refetched_bytes) == (total, 0)
-
-
-async def test_download_asks_the_fast_for_more() -> None:
-    world = Donors(big_state(), "ab")
-    world.slow({"a": 0.1, "b": 1.5})
-    await world.fetch(await world.open())
-    assert len(world.served[A]) > 3 * len(world.served[B])
-
-
-async def test_download_of_an_odd_size_and_from_one_donor_is_exact() -> None:
-    world = Donors(big_state(16 * 37 + 16), "a")
-    assert same(await world.fetch(await world.open()), world.state)
-    assert world.served[A] == list(range(world.cut.chunks))
 
 
 @pytest.mark.parametrize("names", ["a", "abc"])
@@ -120,13 +107,6 @@ async def test_download_whose_donors_all_die_keeps_what_it_has_and_goes_on_with_
     assert same(await world.fetch(download, [A, PeerId("d")]), world.state)
     assert 256 * len(world.served[PeerId("d")]) == world.cut.total_bytes - verified
     assert download.refetched_bytes == 0
-
-
-async def test_download_without_donors_says_so() -> None:
-    world = Donors(big_state())
-    download = await world.open()
-    with pytest.raises(StateError, match="nobody is left"):
-        await world.fetch(download, [])
 
 
 async def test_download_that_is_cancelled_leaves_no_task_and_can_go_on() -> None:
@@ -325,17 +305,6 @@ def refusing(error: PeerError) -> Any:
     return refuse
 
 
-@pytest.mark.parametrize("error", [Busy("enough"), WrongStep("gone on"), Refused("no")])
-async def test_download_leaves_out_who_cannot_give_and_says_why_when_nobody_can(error: PeerError) -> None:
-    world = Donors(big_state())
-    world.twists[A, DESCRIBE] = world.twists[B, DESCRIBE] = refusing(error)
-    download = await world.open()
-    with pytest.raises(type(error)):
-        await world.fetch(download, [A, B])
-    assert same(await world.fetch(download, [A, C]), world.state)
-    assert download.liars == set()
-
-
 async def test_download_says_the_gravest_of_what_went_wrong() -> None:
     world = Donors(big_state())
     download = await world.open()
@@ -398,16 +367,3 @@ async def test_download_has_no_more_under_way_however_many_donors_there_are(monk
         world.twists[name, CHUNK] = counted
     assert same(await world.fetch(await world.open()), world.state)
     assert max(most) == 5
-
-
-async def test_download_of_a_damaged_program_ends_with_its_error() -> None:
-    world = Donors(big_state())
-    download = await world.open()
-
-    async def broken(work: Any, *args: Any) -> Any:
-        raise RuntimeError("out of threads")
-
-    object.__setattr__(download._context, "run", broken)
-    task = asyncio.create_task(download.fetch(world.names))
-    with pytest.raises(RuntimeError, match="out of threads"):
-        await in_time(world.clock, task)

@@ -14,7 +14,7 @@ from swarm.sim.network import SimEndpoint
 from swarm.state import snapshot as chunks
 from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.sharing import MAX_WINDOW
-from swarm.state.snapshot import CHUNK_BYTES, Snapshot, digest, hashes_of, root_of
+from swarm.state.snapshot import CHUNK_BYTES, Snapshot, digest, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, StateDonor
 from tests.harness.rigs.state import (
     LAYOUT,
@@ -23,7 +23,6 @@ from tests.harness.rigs.state import (
     Donors,
     FakeClock,
     big_state,
-    changed,
     in_time,
     inline,
     snapshot,
@@ -104,48 +103,6 @@ async def test_donor_keeps_a_described_state_while_it_moves_on() -> None:
     await describe(donor, 2, seed=2)
 
 
-async def test_donor_keeps_one_copy_of_a_state_and_of_its_hashes_for_all_who_want_it() -> None:
-    made: list[Any] = []
-
-    async def counted(work: Any, *args: Any) -> Any:
-        made.append(work)
-        return work(*args)
-
-    state = snapshot(step=4)
-    donor = StateDonor(FakeClock(), run=counted)
-    for caller in (ME, OTHER):
-        donor.pin(caller, snapshot(step=4), digest(state))
-        await describe(donor, 4, caller)
-    assert made == [hashes_of]
-    first, second = (lease.held.snapshot for lease in donor._leases.values())
-    assert first is second
-    assert donor.pinned(state.part, 4) is first
-    assert donor.pinned(state.part, 5) is None
-    donor.release(ME, state.part)
-    assert donor.pinned(state.part, 4) is first
-    donor.release(OTHER, state.part)
-    assert donor.pinned(state.part, 4) is None
-
-
-async def test_donor_whose_caller_hangs_up_while_hashes_are_made_makes_them_for_the_next() -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow(work: Any, *args: Any) -> Any:
-        begun.set()
-        await go_on.wait()
-        return work(*args)
-
-    donor = StateDonor(FakeClock(), run=slow)
-    donor.offer(snapshot(step=4), digest(snapshot(step=4)))
-    first = asyncio.create_task(describe(donor, 4))
-    await begun.wait()
-    second = asyncio.create_task(describe(donor, 4, OTHER))
-    first.cancel()
-    go_on.set()
-    assert root_of(stage_part(0), LAYOUT, await second) == digest(snapshot())
-    assert first.cancelled()
-
-
 async def test_donor_makes_hashes_once_though_nobody_waits_for_them_and_again_when_that_failed() -> None:
     made, go_on = 0, asyncio.Event()
 
@@ -169,25 +126,6 @@ async def test_donor_makes_hashes_once_though_nobody_waits_for_them_and_again_wh
     await turns()
     assert await describe(donor, 4) == await describe(donor, 4) != b""
     assert made == 2
-
-
-async def test_donor_with_enough_downloads_is_busy_until_one_ends() -> None:
-    state = snapshot()
-    donor, clock = donor_of(state, max_downloads=2, lease_s=10.0)
-    callers = [PeerId(name) for name in "abc"]
-    for caller in callers[:2]:
-        await describe(donor, 0, caller)
-    with pytest.raises(Busy):
-        await describe(donor, 0, callers[2])
-    for chunk in range(3):
-        await fetch(donor, 0, chunk, callers[0])
-    await describe(donor, 0, callers[2])
-    assert donor.downloads == 2
-    clock.now += 11.0
-    assert donor.downloads == 0
-    donor.withdraw(state.part)
-    with pytest.raises(Refused):
-        await describe(donor, 0, callers[0])
 
 
 @pytest.mark.parametrize("fetching", [False, True])
@@ -214,18 +152,6 @@ async def test_donor_whose_leases_are_hogged_has_one_for_who_downloads(fetching:
         clock.now += 1.0
     assert refused >= 5, "nobody was kept out: there was no attack"
     assert got >= 3 * 4
-
-
-async def test_donor_short_of_leases_takes_one_from_who_has_several() -> None:
-    one, two = snapshot(), changed(part=stage_part(1))
-    donor, _ = donor_of(one, two, max_downloads=2)
-    for state in (one, two):
-        await ask(donor, DESCRIBE, DescribeRequest(**called(state)), OTHER)
-    await describe(donor, 0)
-    left = [donor.serves(OTHER, state.part) for state in (one, two)]
-    assert (sorted(left), donor.serves(ME, one.part)) == ([False, True], True)
-    with pytest.raises(Busy):  # who has one has no claim to another's
-        await ask(donor, DESCRIBE, DescribeRequest(**called(two if left[0] else one)), OTHER)
 
 
 async def test_donor_takes_no_lease_from_who_downloads_nor_from_who_is_slow_while_nobody_waits() -> None:
@@ -261,35 +187,12 @@ async def test_donor_says_who_downloads_as_fast_as_it_must_and_who_only_holds_le
     assert not donor.keeps_up(PeerId("nobody"), 12.0)
 
 
-async def test_donor_withdrawn_part_is_kept_for_unfinished_downloads_only() -> None:
-    state = snapshot()
-    donor, _ = donor_of(state)
-    for caller in (ME, OTHER):
-        await describe(donor, 0, caller)
-    for chunk in range(3):
-        await fetch(donor, 0, chunk)
-    donor.withdraw(state.part)
-    assert await fetch(donor, 0, 0, OTHER) == bytes(state.buffers()[0])
-    with pytest.raises(WrongStep):
-        await fetch(donor, 0, 0)
-
-
 @pytest.mark.parametrize("chunk", [3, 4, 2**52])
 async def test_donor_asked_for_a_chunk_that_is_not_says_violation(chunk: int) -> None:
     donor, _ = donor_of(snapshot())
     await describe(donor, 0)
     with pytest.raises(Violation, match="of 3"):
         await fetch(donor, 0, chunk)
-
-
-async def test_donor_gives_a_burst_at_once_and_then_no_more_than_its_rate() -> None:
-    donor, clock = donor_of(snapshot(), donation=Donation(most=SIZE / 3 / 2.0))
-    donor.step_closed()
-    donor._donation.give(BURST_BYTES, 0.0)
-    await describe(donor, 0)
-    for chunk in range(3):
-        await fetch(donor, 0, chunk)
-        assert clock.now == pytest.approx(2.0 * (chunk + 1))
 
 
 async def test_donor_whose_caller_hangs_up_while_it_waits_has_given_nothing() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peers.dashboard.liveness import LOOKS, SILENT_S, STALLED_S, UNHEARD_S, Pulse, Signs, Silences, fresh, standing
+from peers.dashboard.liveness import SILENT_S, STALLED_S, UNHEARD_S, Pulse, Signs, fresh, standing
 
 BUSY = {"begun": True, "heard_at": 1000.0, "step": 7, "step_at": 1000.0, "step_s": 1.0}
 LATE = 1000.0 + STALLED_S + 1
@@ -56,28 +56,3 @@ def test_time_without_an_answer_counts_from_the_last_one() -> None:
     pulse.nobody_asks()
     pulse.tick(90.0, 4, 15.5)
     assert pulse.heard_at is None, "silence means nothing while nobody asks"
-
-
-def test_member_is_told_to_be_silent_once_and_to_be_back_once() -> None:
-    silences = Silences()
-    assert [silences.missed("mole", "stalled", 7) for _ in range(LOOKS + 1)] == [False, True, False]
-    assert ("mole" in silences, list(silences), silences.how("mole")) == (True, ["mole"], "stalled")
-    assert silences.why("mole").endswith("since step 7")
-    assert not silences.lost("mole", "no answer to 7 pings", 8), "it is told already"
-    assert silences.why("mole") == "no answer to 7 pings"
-    assert not silences.answered("mole"), "an answer may be older than that word"
-    assert silences.answered("mole")
-    assert not silences.answered("mole")
-    assert ("mole" in silences, silences.why("mole"), silences.how("mole")) == (False, "", "")
-
-
-def test_one_late_answer_is_no_silence() -> None:
-    silences = Silences()
-    for _ in range(3):
-        assert not silences.missed("mole", "stalled", 7)
-        assert not silences.answered("mole")
-    assert silences.lost("mole", "unreachable", 8)
-    assert silences.back("mole")
-    silences.lost("mole", "unreachable", 9)
-    silences.forget("mole")
-    assert not silences.back("mole")

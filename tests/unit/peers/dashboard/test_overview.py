@@ -6,31 +6,26 @@ import dataclasses
 import json
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from peers.control.status import SwarmLook
-from peers.dashboard.folds import MAX_POINTS, Log, Rates, StepPoint, StepSeries, clean
+from peers.dashboard.folds import MAX_POINTS, Rates, StepPoint, StepSeries, clean
 from peers.dashboard.overview import Overview
 from peers.dashboard.sources import FilesSource, HistoryTail, directory_source
 from swarm.errors import ConfigError
 from swarm.events import (
     HeldOutLoss,
     HopMoved,
-    PeerBack,
     PeerLost,
     PeerStarted,
-    RosterChanged,
     RunFound,
     Waiting,
     WentBack,
 )
 from swarm.ids import PeerId, RunId
-from swarm.membership.vitals import LinkVitals, ProbationVitals
-from tests.harness.rigs.clocks import turns
 from tests.harness.rigs.dashboard import look, member, seen, vitals
-from tests.harness.rigs.peers import PEERS, TRAINER, batch, closed, eventful, told, write
+from tests.harness.rigs.peers import PEERS, batch, closed, eventful, told, write
 
 OTTER, MOLE, HERON, TERN, VOLE = (PEERS[name] for name in ("otter", "mole", "heron", "tern", "vole"))
 
@@ -58,18 +53,6 @@ def test_records_say_who_is_there_what_counts_and_who_came_and_went() -> None:
     assert (stage["peers"], stage["live"], stage["participating"], stage["averaged"]) == ([OTTER, TERN], 2, 2, 1)
     assert stage["why"] == {"tern": "no microbatch this step"}
     json.dumps(state, allow_nan=False)
-
-
-def test_peers_that_say_the_same_name_are_told_apart() -> None:
-    overview = Overview({"kind": "peer", "label": "a test"})
-    line = eventful().lines[0].record
-    twins = tuple(one.model_copy(update={"name": "twin"}) for one in line.roster)
-    overview.record(line.model_copy(update={"roster": twins}), 1.0)
-    state = overview.document(1.0)
-    assert {peer: one["name"] for peer, one in state["peers"].items()} == {
-        one.peer: f"twin~{one.peer[-6:]}" for one in twins
-    }
-    assert overview.name(OTTER) == f"twin~{OTTER[-6:]}"
 
 
 def test_steps_that_did_not_count_are_taken_back() -> None:
@@ -104,16 +87,6 @@ def test_long_run_keeps_few_points_and_the_newest() -> None:
     assert series.tokens == 10 * (4 * MAX_POINTS - 11)
 
 
-def test_many_peers_come_and_go_and_few_are_kept() -> None:
-    log = Log(most=3)
-    for number in range(5):
-        log.add(what="lost", name=f"peer-{number}")
-    log.add(what="lost", name="peer-4")
-    assert [(entry["n"], entry["name"], entry.get("times")) for entry in log] == [
-        (3, "peer-2", None), (4, "peer-3", None), (6, "peer-4", 2),
-    ]  # fmt: skip
-
-
 # --- from events -----------------------------------------------------------------------------------------------------
 
 
@@ -141,14 +114,6 @@ def test_events_say_when_and_why() -> None:
     assert overview.document(500.0)["state"] == "past"
 
 
-def test_what_many_peers_tell_alike_is_shown_once() -> None:
-    overview = Overview({"kind": "files", "label": "a test"})
-    for name in ("a", "b", "c"):
-        overview.event(told(RosterChanged(step=2, joined=(), left=({"name": "mole", "part": "stage-0"},)), name).record)
-        overview.event(told(PeerBack(peer=MOLE, name="mole"), name).record)
-    assert [entry["label"] for entry in overview.document(1.0)["events"]] == ["roster", "back"]
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -168,27 +133,6 @@ def test_texts_have_no_network_address_and_are_one_line(text: str, shown: str) -
 
 
 # --- from what members say -------------------------------------------------------------------------------------------
-
-
-def test_members_say_how_they_are_and_what_they_do_between_two_answers() -> None:
-    overview = seen()
-    links = [LinkVitals(peer=TERN, kind="relayed", bytes_sent=1000, bytes_received=0)]
-    overview.look(
-        look({OTTER: vitals(links=tuple(links)), HERON: vitals(), TERN: vitals()}, member("otter"), member("tern"))
-    )
-    links = [LinkVitals(peer=TERN, kind="relayed", bytes_sent=5000, bytes_received=0)]
-    probation = (ProbationVitals(peer=TERN, left_s=1.24, reason="late at 10.0.0.9"),)
-    later = vitals(busy_s=2.0, waiting_s=1.0, idle_s=1.0, bytes_sent=4000, links=tuple(links))
-    overview.look(
-        look({OTTER: later, HERON: vitals(probation=probation), TERN: vitals()}, member("otter"), member("tern"))
-    )
-    state = overview.document(200.0)
-    otter = state["peers"][OTTER]
-    assert (otter["state"], otter["busy"], otter["waiting"], otter["idle"]) == ("training", 0.5, 0.25, 0.25)
-    assert (otter["queued"], otter["under_way"], otter["compute_ms"], otter["sent_per_s"]) == (2, 3, 250.0, 1000.0)
-    assert state["peers"][TERN]["probation"] == [{"by": "heron", "left_s": 1.2, "why": "late at (address)"}]
-    assert state["links"] == [{"from": OTTER, "to": TERN, "kind": "relayed", "bytes_per_s": 1000.0}]
-    assert "addresses" not in otter
 
 
 def test_who_does_not_answer_waits_or_leaves_is_told_apart() -> None:
@@ -326,23 +270,3 @@ def test_another_run_in_the_same_place_begins_anew() -> None:
     overview.record(other, 500.0)
     state = overview.document(501.0)
     assert (state["run"]["id"], state["step"], state["tokens"], state["churn"]) == ("7b" * 32, 0, 0, [])
-
-
-async def test_nobody_is_asked_while_nobody_looks(tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    async def ask() -> dict[str, Any]:
-        asked.append(1)
-        return look({OTTER: vitals()}, member("otter"))
-
-    source = FilesSource({}, write(tmp_path / "history.jsonl", eventful().lines[:1]), ask)
-    overview = Overview({"kind": "peer", "label": "a test"})
-    await source.poll(overview, watched=False)
-    await turns()
-    assert not asked
-    for _ in range(2):  # the second takes what the first has asked for
-        await source.poll(overview, watched=True)
-        await turns()
-    assert asked
-    assert overview.document(0.0)["peers"][OTTER]["state"] == "training"
-    assert TRAINER == HERON

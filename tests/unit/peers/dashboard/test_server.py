@@ -41,20 +41,6 @@ async def until(true: Any, what: str) -> None:
 # --- viewers that mean well ------------------------------------------------------------------------------------------
 
 
-async def test_viewer_gets_the_state_and_then_what_is_new() -> None:
-    async with served() as dashboard:
-        reader, writer = await dashboard.stream()
-        kind, state = await message(reader)
-        assert (kind, state["step"]) == ("state", 0)
-        for _ in range(3):
-            await dashboard.clock.look()
-        found = [(await message(reader))[1] for _ in range(2)]
-        assert [row[0] for one in found for row in one.get("steps", ())] == [1, 2] or found[0]["set"]["members"] == 3
-        assert dashboard.feed.viewers == 1
-        writer.close()
-        await until(lambda: dashboard.feed.viewers == 0, "the viewer is forgotten")
-
-
 async def test_page_state_and_metrics_are_served_with_every_guard() -> None:
     async with served() as dashboard:
         for path in (*ASSETS, "/api/v1/state", "/metrics", "/nothing"):
@@ -68,17 +54,6 @@ async def test_page_state_and_metrics_are_served_with_every_guard() -> None:
         state = json.loads((await dashboard.ask("/api/v1/state"))[2])
         assert state["schema"] == 1
         assert "swarm_step" in (await dashboard.ask("/metrics"))[2].decode()
-
-
-async def test_everything_ends_at_once_with_streams_open() -> None:
-    async with served() as dashboard:
-        streams = [await dashboard.stream() for _ in range(20)]
-        await dashboard.close()
-        for reader, writer in streams:
-            await reader.read()  # to its end
-            writer.close()
-        with pytest.raises(OSError, match="refused|Connect"):
-            await asyncio.open_connection("127.0.0.1", dashboard.port)
 
 
 def test_patch_has_what_is_new_and_says_who_is_gone() -> None:
@@ -109,13 +84,6 @@ def test_metrics_tell_the_run_its_peers_and_parts() -> None:
     assert 'swarm_part_live_replicas{part="stage-0"} 2.0' in text
     assert 'swarm_peers{state="lost"} 1.0' in text
     assert "\nswarm_fresh 1.0\n" in text
-
-
-def test_metrics_of_a_source_that_fell_silent_are_not_fresh() -> None:
-    overview = Overview({"kind": "peer", "label": "a test"})
-    overview.record(eventful().lines[0].record, 0.0)
-    overview.pulse.gone = "otter does not run any more"
-    assert "\nswarm_fresh 0.0\n" in exposition(overview.document(1.0), 0).decode()
 
 
 # --- viewers that do not ---------------------------------------------------------------------------------------------
@@ -287,21 +255,6 @@ async def test_over_ipv6_a_reader_that_never_reads_is_cut_off_too() -> None:
     assert connections.admit(tuple(transport.get_extra_info("peername")[:2]), transport)
     connections.cut(("::1", 4711))  # as ASGI names it
     assert cut == [1]
-
-
-async def test_many_who_ask_cost_one_answer_a_second() -> None:
-    made: list[int] = []
-    feed = StateFeed(ScriptedSource(), Overview({"kind": "peer", "label": "a test"}), HandClock())
-
-    def make(state: Any) -> bytes:
-        made.append(1)
-        return b"x"
-
-    assert [feed.made("kind", make) for _ in range(5)] == [b"x"] * 5
-    assert made == [1]
-    await feed.update()
-    feed.made("kind", make)
-    assert made == [1, 1]
 
 
 async def test_what_was_seen_long_ago_is_not_shown_as_present() -> None:
