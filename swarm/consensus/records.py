@@ -25,6 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 from swarm.consensus.admissions import ADMISSIONS_BYTES, Admissions
 from swarm.consensus.committed import UnpackedRow, pack, unpack
 from swarm.consensus.roster import Member, Roster
+from swarm.consensus.slowness import Slow
 from swarm.errors import Refused
 from swarm.ids import PeerId, StepWork
 from swarm.schema import (
@@ -138,7 +139,20 @@ class Confirmation(Message):
 
 
 _LEFT_OUT = frozenset(
-    {"links", "paces", "codecs", "ended", "norms", "caps", "late", "spread_ms", "admissions", "repeats", "returns"}
+    {
+        "links",
+        "paces",
+        "codecs",
+        "ended",
+        "norms",
+        "caps",
+        "late",
+        "spread_ms",
+        "slow",
+        "admissions",
+        "repeats",
+        "returns",
+    }
 )
 """Fields of a record that are not written where they say nothing."""
 
@@ -163,7 +177,8 @@ class CloseRecord(Message):
     squared norms of all parts' means. From them follow ``grad_norm``, ``clip`` and ``caps``: the factors for all means,
     and for those of parts whose norm was far out (``swarm.optim.clipping``). ``late`` are the replicas that were not
     ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much arrivals usually
-    differ (``swarm.step.lateness``). ``admissions`` are there in a run that not everybody may join. Size: see
+    differ (``swarm.step.lateness``). ``slow`` are those that hold steps up, as leaders say, or did
+    (``swarm.consensus.slowness``). ``admissions`` are there in a run that not everybody may join. Size: see
     :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
@@ -196,6 +211,7 @@ class CloseRecord(Message):
     caps: Annotated[dict[PartField, Cap], Field(max_length=1025)] = {}
     late: Annotated[dict[PeerIdField, Late], Field(max_length=20_000)] = {}
     spread_ms: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    slow: Annotated[dict[PeerIdField, Slow], Field(max_length=20_000)] = {}
     admissions: Admissions | None = None
     confirmation: Confirmation | None = None
     previous: DigestField
@@ -224,7 +240,7 @@ class CloseRecord(Message):
     @cached_property
     def members(self) -> Roster:
         """The next step's roster: one object, since much is found from a roster once (``copies.copy_duties``)."""
-        return Roster(self.roster, self.admissions)
+        return Roster(self.roster, self.admissions, self.slow)
 
     @property
     def founding(self) -> bool:

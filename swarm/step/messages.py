@@ -189,7 +189,8 @@ class Averaged(Message):
     a trainer's signature under its rows of the step (:func:`~swarm.consensus.records.rows_bytes`), empty where they are
     not what it reported. ``aborted_by`` is who told it that the round is void, where it did not find out itself.
     ``differs``: the culprit holds another result than most. ``heard`` is what it measured of the links to the others of
-    its part, ``pace_us`` how many microseconds it computes a microbatch for, 0 where no record is to say so.
+    its part, ``pace_us`` how many microseconds it computes a microbatch for, 0 where no record is to say so. ``waited``
+    are those of its part that were late for the round, with the seconds that it waited for each.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -202,6 +203,9 @@ class Averaged(Message):
     missing: Annotated[tuple[MicrobatchField, ...], LISTED] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
     pace_us: Annotated[int, Field(ge=0, le=MAX_PACE_US, exclude_if=lambda value: not value)] = 0
+    waited: Annotated[
+        dict[PeerIdField, Annotated[float, Field(ge=0, le=1e6)]], Field(max_length=1024, exclude_if=operator.not_)
+    ] = {}
     rows: Annotated[bytes, Field(max_length=64)] = b""
     signed: Annotated[bytes, Field(max_length=64)] = b""
 

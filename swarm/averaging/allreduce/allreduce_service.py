@@ -147,6 +147,7 @@ class AllReduce:
             bytes_sent=exchange.bytes_sent,
             formed_s=exchange.formed_s,
             heard=inbox.meter.heard(),
+            waited=inbox.waited,
             seconds=self._means.clock.monotonic() - began,
             left_out=exchange.left_out,
             left=None if exchange.left is None else torch.from_numpy(exchange.left.vector),
@@ -241,7 +242,7 @@ class AllReduce:
             return Empty()
         inbox = self._inbox_of(message)
         inbox.admit_member(caller, message.plan)
-        inbox.said_in(caller)
+        inbox.said_in(caller, self._means.clock.monotonic())
         return Empty()
 
     async def _stay(self, caller: PeerId, message: RoundMessage) -> Empty:

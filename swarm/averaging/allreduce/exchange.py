@@ -116,8 +116,9 @@ class Exchange:
 
     async def _enter(self, peer: PeerId, question: RoundMessage) -> memoryview:
         answer = await self._questions.ask(peer, ENTER, question)
-        self._inbox.said_in(peer)
-        self.formed_s = self._means.clock.monotonic() - self._questions.began  # the last one's stays
+        now = self._means.clock.monotonic()
+        self._inbox.said_in(peer, now)
+        self.formed_s = now - self._questions.began  # the last one's stays
         return answer
 
     def _next(self) -> PeerId:

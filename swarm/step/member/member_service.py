@@ -281,8 +281,9 @@ class MemberService:
         return self._context.clock.monotonic()
 
     def _unheard(self) -> set[PeerId]:
-        """Return who is lost here, or may be: it did not answer when it was asked last."""
-        return {*self._context.gone(), *self._context.doubted()}
+        """Return who is lost here, or may be, for it did not answer when it was asked last; and without whom the step
+        may be closed, as the records before say."""
+        return {*self._context.gone(), *self._context.doubted(), *self._at.roster.dismissed}
 
     async def _find_out(self, state: OpenStep, record: CloseRecord) -> Collection[str]:
         """Ask those at once whom the leader calls lost, and who are not lost here yet: it may have found out first.

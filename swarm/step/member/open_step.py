@@ -21,6 +21,7 @@ from swarm.ids import MicrobatchId, PartName, PeerId, StepWork, stage_of
 from swarm.step.lateness import weight
 from swarm.step.member.conduct import LeaderConduct
 from swarm.step.messages import Apply, Averaged, Reconcile
+from swarm.waiting import LATER_S
 
 MAX_HEARD = 1024
 """Members of whose links a member tells."""
@@ -252,8 +253,11 @@ class Attempt:
         heard: dict[str, tuple[int, int]] = {
             peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MAX_HEARD]
         }
+        waited = {str(peer): seconds for peer, seconds in result.waited.items() if seconds > LATER_S}
         digest, sq_norm, pace_us = result.digest, result.squared_norm, self.pace_us()
-        answer = Averaged(digest=digest, sq_norm=sq_norm, cursor=cursor, heard=heard, pace_us=pace_us, rows=rows)
+        answer = Averaged(
+            digest=digest, sq_norm=sq_norm, cursor=cursor, heard=heard, pace_us=pace_us, waited=waited, rows=rows
+        )
         return Mean(result.tensor, answer, result.left)
 
     async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply, clip: float) -> str:
