@@ -24,6 +24,10 @@ FEW = 4
 """From so many durations on the longest one is not taken for the rule: a single stall would set the deadline until
 twenty more have been seen."""
 
+OTHERS, SLOWER, LATER_S = 2, 8.0, 5.0
+"""Of so many others at least: who is so many times slower than their median, and by more than so many seconds, is late
+however long it took before."""
+
 T = TypeVar("T")
 
 
@@ -65,6 +69,11 @@ class News:
         """Something has changed."""
         async with self._told:
             self._told.notify_all()
+
+
+def longest_s(usual_s: float) -> float:
+    """Return how long anybody is waited for, where that is the median of what others take."""
+    return max(SLOWER * usual_s, usual_s + LATER_S)
 
 
 def doubled(first_s: float, times: int, longest_s: float) -> float:

@@ -161,6 +161,8 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
         f"{fields['peer']} sends {name} gradients {fields['times']:.0f} times too long"
     ),
     "ClosedWithout": lambda name, fields: f"step {fields['step']} closes without {', '.join(fields['late'])}, late",
+    "StepHeldUp": lambda name, fields: f"step {fields['step']} waited {fields['seconds']:.1f} s for {fields['peer']}",
+    "LeftOutAsSlow": lambda name, fields: f"the run goes on without {fields['peer']}: {fields['reason']}",
     "LateWorkLost": lambda name, fields: f"{fields['tokens']} tokens of {fields['peer']} are lost: {fields['reason']}",
     "StateLeftBehind": lambda name, fields: f"{name} ends with the only {fields['part']} of step {fields['step']}",
     "CaughtUp": lambda name, fields: f"{name} caught up with step {fields['step']}, for which it was late",

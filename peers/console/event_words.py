@@ -50,6 +50,7 @@ from swarm.events import (
     HeldOutLoss,
     HostsMoved,
     LateWorkLost,
+    LeftOutAsSlow,
     LimitSlows,
     LimitTooLow,
     LineageBegan,
@@ -81,6 +82,7 @@ from swarm.events import (
     StateDownloaded,
     StateLeftBehind,
     StepGivenUp,
+    StepHeldUp,
     SumLeftOut,
     TermBegan,
     Waiting,
@@ -293,6 +295,11 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
         case ClosedWithout():
             late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
             return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")
+        case StepHeldUp():
+            took = f"{event.seconds:.1f} s, where others take {event.usual_s:.1f} s"
+            return "held up", f"step {event.step} waited for {event.peer}: {took}; {event.times} times lately"
+        case LeftOutAsSlow():
+            return "left out", f"{event.peer}, until step {event.until}: {event.reason}"
         case LateWorkLost():
             return "work lost", harmless(f"{event.tokens} tokens of {event.peer}, which was late: {event.reason}")
         case StateLeftBehind():

@@ -19,6 +19,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from swarm.consensus.admissions import MAX_ORDERS, AdmissionPolicy, Admissions, check_orders
 from swarm.consensus.proof import Proof
 from swarm.consensus.roster import HowToJoin, Member, Roster, join_words, lacks_server, lost_parts, serves_alone
+from swarm.consensus.slowness import rests_until
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
 from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
@@ -184,6 +185,9 @@ class ChangeRules:
             raise Refused(f"{peer} is in the roster already")
         if not self._verify(peer, admission_bytes(self._rules.run, now.step, now.previous, member), request.signature):
             raise Violation(f"the request of {peer} to join is forged")
+        until = rests_until(now.roster.slow, peer)
+        if now.step < until and not now.lost:  # what is lost is worth a slow one
+            raise Refused(f"{peer} held up step after step: it may join again from step {until} on")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
         if member.worked or member.since or member.mute:

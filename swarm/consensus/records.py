@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, core_schema
 from swarm.consensus.admissions import ADMISSIONS_BYTES, Admissions
 from swarm.consensus.committed import UnpackedRow, pack, unpack
 from swarm.consensus.roster import Member, Roster
+from swarm.consensus.slowness import Slow
 from swarm.errors import Refused
 from swarm.ids import PeerId, StepWork
 from swarm.schema import (
@@ -153,7 +154,7 @@ class Confirmation(Message):
 
 
 _LEFT_OUT = frozenset(
-    {"links", "paces", "codecs", "ended", "norms", "caps", "guarded", "lengths", "usual", "late", "spread_ms"}
+    {"links", "paces", "codecs", "ended", "norms", "caps", "guarded", "lengths", "usual", "late", "spread_ms", "slow"}
     | {"admissions", "repeats", "returns"}
 )
 """Fields of a record that are not written where they say nothing."""
@@ -182,7 +183,8 @@ class CloseRecord(Message):
     replicas say is usual among their microbatches, and ``usual`` is what follows from them and the record before, by
     part: what bounds a microbatch of the next step (``swarm.optim.clipping``). ``late`` are the replicas that were not
     ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much arrivals usually
-    differ (``swarm.step.lateness``). ``admissions`` are there in a run that not everybody may join. Size: see
+    differ (``swarm.step.lateness``). ``slow`` are those that hold steps up, as leaders say, or did
+    (``swarm.consensus.slowness``). ``admissions`` are there in a run that not everybody may join. Size: see
     :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
@@ -218,6 +220,7 @@ class CloseRecord(Message):
     usual: Annotated[dict[PartField, GradientLengths], Field(max_length=1025)] = {}
     late: Annotated[dict[PeerIdField, Late], Field(max_length=20_000)] = {}
     spread_ms: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    slow: Annotated[dict[PeerIdField, Slow], Field(max_length=20_000)] = {}
     admissions: Admissions | None = None
     confirmation: Confirmation | None = None
     previous: DigestField
@@ -246,7 +249,7 @@ class CloseRecord(Message):
     @cached_property
     def members(self) -> Roster:
         """The next step's roster: one object, since much is found from a roster once (``copies.copy_duties``)."""
-        return Roster(self.roster, self.admissions)
+        return Roster(self.roster, self.admissions, self.slow)
 
     @property
     def founding(self) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Container, Iterable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.machines import machines_of, tail
+from swarm.consensus.slowness import Slow, dismissed
 from swarm.errors import Advice, Ending, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part
 from swarm.schema import BesideField, MachineField, Message, NameField, PartField, PeerIdField, RegionField
@@ -62,10 +64,16 @@ class Member(Message):
 
 class Roster:
     """All live peers, sorted by peer id, so that every peer computes the same from it. Never changes: what is found
-    from it is found once. ``admissions`` says who may join them, where the record that names them does."""
+    from it is found once. ``admissions`` says who may join them, where the record that names them does; ``slow`` what
+    it says of members that hold steps up."""
 
-    def __init__(self, members: Iterable[Member], admissions: Admissions | None = None) -> None:
-        self.admissions = admissions
+    def __init__(
+        self,
+        members: Iterable[Member],
+        admissions: Admissions | None = None,
+        slow: Mapping[str, Slow] = MappingProxyType({}),
+    ) -> None:
+        self.admissions, self.slow = admissions, slow
         self.members = tuple(sorted(members, key=lambda member: member.peer))
         self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
         self._order: tuple[int, tuple[PeerId, ...]] = (-1, ())
@@ -83,6 +91,12 @@ class Roster:
     def peers(self) -> tuple[PeerId, ...]:
         """All members, in the roster's order."""
         return tuple(PeerId(member.peer) for member in self.members)
+
+    @cached_property
+    def dismissed(self) -> Mapping[PeerId, str]:
+        """Return the members without which the step may be closed, for they held up those before it, with the
+        reason: see :mod:`swarm.consensus.slowness`."""
+        return dismissed(self.slow, self.peers)
 
     @cached_property
     def names(self) -> Mapping[str, str]:

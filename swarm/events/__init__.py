@@ -71,6 +71,7 @@ from swarm.events.run import DeviceUsed as DeviceUsed
 from swarm.events.run import DigestMismatch as DigestMismatch
 from swarm.events.run import HostsMoved as HostsMoved
 from swarm.events.run import LateWorkLost as LateWorkLost
+from swarm.events.run import LeftOutAsSlow as LeftOutAsSlow
 from swarm.events.run import LineageBegan as LineageBegan
 from swarm.events.run import LineageConfirmed as LineageConfirmed
 from swarm.events.run import LineageGivenUp as LineageGivenUp
@@ -83,6 +84,7 @@ from swarm.events.run import QuorumLost as QuorumLost
 from swarm.events.run import RunStarted as RunStarted
 from swarm.events.run import StepClosed as StepClosed
 from swarm.events.run import StepGivenUp as StepGivenUp
+from swarm.events.run import StepHeldUp as StepHeldUp
 from swarm.events.run import TermBegan as TermBegan
 from swarm.events.run import WentBack as WentBack
 from swarm.events.state import CheckpointFailed as CheckpointFailed

@@ -191,6 +191,29 @@ class ClosedWithout(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepHeldUp(Event):
+    """The close of a step waited ``seconds`` for a member where others take ``usual_s``. So many ``times`` lately it
+    did, as leaders say; after three of several leaders the run goes on without it. Written by the step's leader."""
+
+    step: int
+    peer: PeerId
+    seconds: float
+    usual_s: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutAsSlow(Event):
+    """A step was closed without a member that is there, and held up those before it: it may join again from step
+    ``until`` on. Each time that is twice as far. Written by the step's leader."""
+
+    step: int
+    peer: PeerId
+    reason: str
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp(Event):
     """This peer was late for a step's close, and has the update with which it closed, ``seconds`` after it began to
     ask for it. What it learnt stays in its weights."""

@@ -181,6 +181,7 @@ def given_up(
         codecs=head.codecs,
         lineage=head.lineage,
         returns=head.returns,
+        slow=head.slow,
         previous=previous,
     )
 

@@ -161,10 +161,12 @@ class StepLoop:
                 await self._closing.clock.sleep(patience.pause_s())
 
     def _still_late(self, step: int) -> Mapping[PeerId, str]:
-        """Return who was late for the close before the step, and may not have opened it yet: others lead it."""
+        """Return who was late for the close before the step, and may not have opened it yet, and who held up several
+        before it: others lead it."""
         head = self._at.head
         late = {} if head is None or head.step != step - 1 else head.late
-        return dict.fromkeys(map(PeerId, late), "it was late for the close before")
+        why = dict.fromkeys(map(PeerId, late), "it was late for the close before")
+        return {**self._at.roster.dismissed, **why}
 
     async def _announce(self, leading: StepClose) -> None:
         """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would

@@ -200,7 +200,8 @@ class Averaged(Message):
     ``differs``: the culprit holds another result than most. ``heard`` is what it measured of the links to the others of
     its part, ``pace_us`` how many microseconds it computes a microbatch for, 0 where no record is to say so.
     ``guarded`` are the sums that it left out of what it averaged for all, ``lengths`` those of its microbatches that
-    are usual, where they are bounded.
+    are usual, where they are bounded. ``waited`` are those of its part that were late for the round, with the seconds
+    that it waited for each.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -215,6 +216,9 @@ class Averaged(Message):
     pace_us: Annotated[int, Field(ge=0, le=MAX_PACE_US, exclude_if=lambda value: not value)] = 0
     guarded: Annotated[Guarded, Field(exclude_if=operator.not_)] = {}
     lengths: Annotated[GradientLengths, Field(exclude_if=lambda value: not any(value))] = (0.0, 0.0)
+    waited: Annotated[
+        dict[PeerIdField, Annotated[float, Field(ge=0, le=1e6)]], Field(max_length=1024, exclude_if=operator.not_)
+    ] = {}
     rows: Annotated[bytes, Field(max_length=64)] = b""
     signed: Annotated[bytes, Field(max_length=64)] = b""
 

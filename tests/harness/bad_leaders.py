@@ -147,6 +147,36 @@ def evicts(victim: Callable[[], PeerId]) -> Attack:
     return attack
 
 
+def evicts_after_trying(victim: Callable[[], PeerId]) -> Attack:
+    """In each of its terms it makes an attempt with all, and says then that ``victim`` did not answer."""
+
+    def attack(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+        honest: Any = BatchCollection.out
+        reconcile, tried = StepClose.reconcile, set[int]()
+
+        def leads(term: int, roster: Any) -> bool:
+            return bool(owner(roster, step, term) == owner(roster, step, 0))
+
+        def out(batch: BatchCollection) -> Mapping[PeerId, str]:
+            found: dict[PeerId, str] = honest.fget(batch)
+            if batch._book.step != step or batch._term not in tried:
+                return found
+            struck.append("out")
+            return {**found, victim(): "it does not answer"}
+
+        async def tries(leading: StepClose, committed: Any) -> Any:
+            table = await reconcile(leading, committed)
+            if leading.book.step == step and leading.term not in tried and leads(leading.term, leading.book.roster):
+                tried.add(leading.term)
+                return await reconcile(leading, committed)
+            return table
+
+        patch.setattr(BatchCollection, "out", property(out))
+        patch.setattr(StepClose, "reconcile", tries)
+
+    return attack
+
+
 def victim_of(swarm: SimSwarm, step: int, who: str) -> Callable[[], PeerId]:
     """Return whom to evict in ``step``: its "successor", or a member of a role who neither leads nor succeeds."""
 

@@ -16,7 +16,16 @@ from swarm.consensus.roster import Roster
 from swarm.events import PeerLost, StepClosed, TermBegan
 from swarm.ids import PeerId
 from swarm.sim.loop import run_world
-from tests.harness.bad_leaders import Attack, bends_quota, evicts, forges_rows, striking, sybils_join, victim_of
+from tests.harness.bad_leaders import (
+    Attack,
+    bends_quota,
+    evicts,
+    evicts_after_trying,
+    forges_rows,
+    striking,
+    sybils_join,
+    victim_of,
+)
 from tests.harness.expect import eventually
 from tests.swarms.story import DONE
 
@@ -50,6 +59,14 @@ def test_member_that_is_heard_is_not_evicted(victim_is: str, tmp_path: Path) -> 
     )
     why = "in the middle of closing" if victim_is == "successor" else "is there, as far as is known here"
     assert why in began.reason
+    assert not any(record.absent for record in records(swarm))
+    assert not swarm.events(PeerLost)
+
+
+def test_member_that_answers_is_not_evicted_after_an_attempt_with_it(tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=3, run={"steps": STEPS})
+    began = struck(swarm, evicts_after_trying(victim_of(swarm, STEP, "stage")))
+    assert "two leaders have not tried with it" in began.reason
     assert not any(record.absent for record in records(swarm))
     assert not swarm.events(PeerLost)
 

@@ -164,6 +164,7 @@ class AllReduce:
             bytes_sent=exchange.bytes_sent,
             formed_s=exchange.formed_s,
             heard=inbox.meter.heard(),
+            waited=inbox.waited,
             seconds=self._means.clock.monotonic() - began,
             left_out=exchange.left_out,
             left=None if exchange.left is None else torch.from_numpy(exchange.left.vector),
@@ -261,7 +262,7 @@ class AllReduce:
             return Answer(Empty())
         inbox = self._inbox_of(message)
         inbox.admit_member(caller, message.plan)
-        inbox.said_in(caller)
+        inbox.said_in(caller, self._means.clock.monotonic())
         if inbox.plan.checked and inbox.commitment is None:
             raise Busy(f"what is summed up here in round {message.key} is not known yet")
         return Answer(Empty(), inbox.commitment or b"")

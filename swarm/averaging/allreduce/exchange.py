@@ -102,8 +102,9 @@ class Exchange:
         answer = await self._questions.ask(peer, ENTER, question, max_reply_bytes=most)
         if self._check is not None:
             self._check.take(peer, answer)
-        self._inbox.said_in(peer)
-        self.formed_s = self._means.clock.monotonic() - self._questions.began  # the last one's stays
+        now = self._means.clock.monotonic()
+        self._inbox.said_in(peer, now)
+        self.formed_s = now - self._questions.began  # the last one's stays
         return answer
 
     def _next(self) -> PeerId:

@@ -139,6 +139,7 @@ class Inbox:
         self.meter = RoundMeter()
         self.entered_at = math.inf
         self._sums = _HeldSums(plan, self.place)
+        self.in_at: dict[PeerId, float] = {}
         self._said: dict[PeerId, bool] = {}  # who has answered; whether it is in
         self._traded = False
         self._given: Counter[tuple[PeerId, int]] = Counter()  # bytes of each result
@@ -221,10 +222,16 @@ class Inbox:
         """Note that a member has answered whether it is in, if only that it is not yet."""
         self._said.setdefault(peer, False)
 
-    def said_in(self, peer: PeerId) -> None:
+    def said_in(self, peer: PeerId, now: float) -> None:
         """Note that a member is in: it said so, or it asked whether we are."""
         self._said[peer] = True
+        self.in_at.setdefault(peer, now)
         self._news.wake(("in", peer))
+
+    @property
+    def waited(self) -> dict[PeerId, float]:
+        """Return for how long we were in without those that came later."""
+        return {peer: at - self.entered_at for peer, at in self.in_at.items() if at > self.entered_at}
 
     async def wait_in(self, peer: PeerId) -> None:
         """Until a member says that it is in, or the round fails."""

@@ -289,14 +289,14 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundResult:
-    """What a round gives, bit for bit the same at every member but for ``bytes_sent``, ``heard``, seconds, ``left`` and
-    ``left_out``.
+    """What a round gives, bit for bit the same at every member but for ``bytes_sent``, ``heard``, ``waited``, seconds,
+    ``left`` and ``left_out``.
 
     ``tensor`` is what the plan gives, (elements,) on the CPU, to be read only: the last answers to others may still be
     on their way. ``squared_norm`` is its squared L2 norm in float64, ``digest`` names its content (hex; comparable
     between members of one plan, and of aligned ones). ``bytes_sent`` counts payload this member put on the wire,
     ``contributors`` are those whose sums were given, ``heard`` is what was measured of the links to the others. All
-    members were in ``formed_s`` after this one had begun.
+    members were in ``formed_s`` after this one had begun; it ``waited`` so many seconds for each that came after it.
     ``left_out`` are the elements of whose mean this member, as their reducer, left another's sum out.
     ``left`` is what the round did not bring to all of this member's sum, float32 (elements,), where the codec feeds
     that back: see :class:`~swarm.averaging.allreduce.output.Leftover`.
@@ -310,6 +310,7 @@ class RoundResult:
     seconds: float
     formed_s: float = 0.0
     heard: Mapping[PeerId, LinkMeasurement] = field(default_factory=dict)
+    waited: Mapping[PeerId, float] = field(default_factory=dict)
     left_out: Mapping[PeerId, int] = field(default_factory=dict)
     left: torch.Tensor | None = None
 

@@ -193,6 +193,7 @@ async def average(
         bytes_sent=sum(result.bytes_sent for result in results),
         seconds=sum(result.seconds for result in results),
         heard=heard_in_all(result.heard for result in results),
+        waited={} if plans[0].key.round else results[0].waited,  # in later ones for who waited for others itself
     )
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.pipeline.wiring import Wiring
-from swarm.waiting import AdaptiveDeadline
+from swarm.waiting import LATER_S, OTHERS, AdaptiveDeadline, longest_s
 
 FLOOR_S = 1.0
 """Shorter waits condemn a peer for one burst, or for one pause of its garbage collector."""
@@ -24,10 +24,6 @@ YOUNG = 64
 """Until so many pieces of work in a direction were measured, what was measured is no rule: how many microbatches are
 under way grows as soon as a few have come home, so those of the next step wait in queues four times as long. (Measured
 on two cores: a healthy swarm moved work to and fro in its first three steps.)"""
-
-OTHERS, SLOWER, LATER_S = 2, 8.0, 5.0
-"""Of so many others at least: who is so many times slower than their median, and by more than so many seconds, is late
-however long it took before."""
 
 Work = Literal["forward", "backward", "weights", "adopt"]
 """``weights`` is adding a contribution whose gradient was handed on, which a replica does when there is nothing else to
@@ -77,8 +73,7 @@ class JourneyDeadlines:
         others = [kept.typical() for (other, what), kept in self._peers.items() if what == work and other != peer]
         if len(others) < OTHERS:
             return self.ceiling_s
-        usual_s = median(others)
-        return max(SLOWER * usual_s, usual_s + LATER_S)
+        return longest_s(median(others))
 
     def follow(self, peers: Collection[PeerId]) -> None:
         """Forget everybody else."""

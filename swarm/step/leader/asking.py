@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
 from swarm.ids import PeerId
@@ -15,30 +17,41 @@ from swarm.step.context import CloseContext
 from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.arrivals import Arrivals
 from swarm.step.leader.book import StepBook
+from swarm.step.leader.punctuality import Lateness, enough_s, late
 from swarm.step.leader.tables import VoterTable
 from swarm.step.messages import DECIDE, Decide, Prepare
-from swarm.waiting import ExponentialBackoff, ended
+from swarm.waiting import ExponentialBackoff, ended, first_done
 
 RETURNED_S = 2.0
 """How long a member that is gone may take to say that it has kept its vote, and how often it is asked."""
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class TermCalls:
-    """The questions of one term. Members that are ``excused`` need not know the step any more."""
+    """The questions of one term. Members that are ``excused`` need not know the step any more. ``took`` is how long the
+    last question to all took each, and ``late`` are those for whom we had to wait."""
 
     def __init__(self, context: CloseContext, book: StepBook, term: int) -> None:
         self._context, self._book = context, book
         self.believes = AnswerRules(context, book.step, term, book.roster)
         self.excused: Collection[PeerId] = ()
         self.arrivals = Arrivals(context, book, term)
+        self.took: dict[PeerId, float] = {}
+        self.late: dict[PeerId, Lateness] = {}
         self._calls = LiveCalls(context.calls, context.liveness)
 
     async def all(self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT) -> Answers[ReplyT]:
         """Return the answers of these, up to the first that fails. Raises Superseded and WrongStep."""
         timeout_s = getattr(body, "within_s", None) or self._context.timeout_s()
-        answers = await self._calls.gather(peers, rpc, body, timeout_s=timeout_s)
+        now, took = self._context.clock.monotonic, dict[PeerId, float]()
+        began, self.took = now(), took
+
+        def answered(peer: PeerId) -> None:
+            took[peer] = now() - began
+
+        answers = await self._calls.gather(peers, rpc, body, timeout_s=timeout_s, answered=answered)
         for error in answers.failed.values():
             if isinstance(error, (Superseded, WrongStep)):
                 raise error
@@ -52,7 +65,8 @@ class TermCalls:
         check: Callable[[], None] = lambda: None,
     ) -> Mapping[PeerId, ReplyT]:
         """Return the answers of all members that are there, among them a majority of the electors: until it is one, who
-        has not answered is asked again, by the rules of :class:`VoterTable`.
+        has not answered is asked again, by the rules of :class:`VoterTable`. Once it is, nobody is waited for much
+        longer than they took.
 
         Raises OutOfSync when so many say no that it cannot be one; but where nobody has voted yet it asks on: those who
         answer for another step, or see another lead, may be back. Raises Superseded and WrongStep, and what ``check``
@@ -60,7 +74,7 @@ class TermCalls:
         """
         late = {
             peer: asyncio.create_task(self._answer(peer, rpc, body, counts=peer in electors))
-            for peer in sorted(self.arrivals.late)
+            for peer in sorted(self._unawaited)
         }
         try:
             return await self._majority(electors, rpc, body, check, late)
@@ -79,11 +93,14 @@ class TermCalls:
         context, pauses = self._context, ExponentialBackoff(0.1)
         table: VoterTable[ReplyT] = VoterTable(tuple(electors))
         while True:
-            absent = {**context.liveness.gone, **self.arrivals.late}
+            absent = {**context.liveness.gone, **self._unawaited}
             asked = table.asked_next(self._book.roster.peers, absent)
-            said = await asyncio.gather(*(self._answer(peer, rpc, body, counts=peer in electors) for peer in asked))
+            asking = {
+                peer: asyncio.create_task(self._answer(peer, rpc, body, counts=peer in electors)) for peer in asked
+            }
+            said = await self._said(asking, partial(_is_majority, table))
             came = {peer: answer.result() for peer, answer in late.items() if answer.done()}
-            table = table.told({**came, **dict(zip(asked, said, strict=True))})
+            table = table.told({**came, **said})
             decision, reason = table.decision
             if decision == "majority":
                 context.waiting("")
@@ -93,6 +110,37 @@ class TermCalls:
             check()
             context.waiting(awaited_majority(table.count, len(electors), table.needed, context.alone_at()))
             await context.clock.sleep(pauses.pause_s())
+
+    @property
+    def _unawaited(self) -> dict[PeerId, str]:
+        """Return those that hear what is asked, and are not waited for."""
+        return {**self.arrivals.late, **self._book.roster.dismissed}
+
+    async def _said(
+        self, asking: Mapping[PeerId, asyncio.Task[T]], enough: Callable[[Mapping[PeerId, T]], bool]
+    ) -> dict[PeerId, T]:
+        """Return what these say: all of them, but where ``enough`` have answered nobody much later than others. Those
+        are asked no longer, and noted as late. Raises what the first raises that fails."""
+        clock, took = self._context.clock, dict[PeerId, float]()
+        began = clock.monotonic()
+        try:
+            while True:
+                seconds = clock.monotonic() - began
+                said = {peer: task.result() for peer, task in asking.items() if task.done()}
+                took |= {peer: seconds for peer in said if peer not in took}
+                silent = [task for task in asking.values() if not task.done()]
+                most_s = enough_s(list(took.values())) if enough(said) else None
+                if not silent or (most_s is not None and seconds >= most_s):
+                    break
+                waits = [_one_done(silent)]
+                if most_s is not None:
+                    waits.append(clock.sleep(most_s - seconds))
+                await first_done(*waits)
+        finally:
+            await ended(asking.values())
+        left = late({**took, **{peer: seconds for peer in asking if peer not in took}})
+        self._context.desk.late_answers |= left
+        return said
 
     async def _answer(
         self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT, *, counts: bool
@@ -130,11 +178,20 @@ class TermCalls:
                 told.add(peer)
 
         there = [peer for peer in self._book.roster.peers if peer != me and peer not in gone]
-        late = [asyncio.create_task(one(peer)) for peer in there if peer in self.arrivals.late]
+        late = [asyncio.create_task(one(peer)) for peer in there if peer in self._unawaited]
+        asking = {peer: asyncio.create_task(one(peer)) for peer in there if peer not in self._unawaited}
         try:
-            await asyncio.gather(*(one(peer) for peer in there if peer not in self.arrivals.late))
+            await self._said(asking, lambda said: True)
             await self._context.calls.ask(me, DECIDE, decide, timeout_s=timeout_s)
         except PeerError as error:
             logger.warning("step %d is decided, and not closed here yet: %s", decide.step, error)
         finally:
             await ended(late)
+
+
+def _is_majority(table: VoterTable[ReplyT], said: Mapping[PeerId, ReplyT | PeerError]) -> bool:
+    return table.told(said).decision[0] == "majority"
+
+
+async def _one_done(tasks: Collection[asyncio.Task[Any]]) -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

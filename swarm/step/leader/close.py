@@ -18,8 +18,18 @@ from swarm.consensus.branches import best
 from swarm.consensus.changes import Changes, Reassign
 from swarm.consensus.ledger import reassigned
 from swarm.consensus.records import CloseRecord, Contribution, voters
+from swarm.consensus.slowness import Slow, following
 from swarm.errors import OutOfSync, Refused, Superseded, Violation
-from swarm.events import AttemptFailed, Committed, DigestMismatch, HostsMoved, TermBegan, WorkExcluded
+from swarm.events import (
+    AttemptFailed,
+    Committed,
+    DigestMismatch,
+    HostsMoved,
+    LeftOutAsSlow,
+    StepHeldUp,
+    TermBegan,
+    WorkExcluded,
+)
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.step.blocked import awaited_agreement, awaited_round
@@ -30,6 +40,7 @@ from swarm.step.leader.asking import TermCalls
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.exclusion import ExclusionPolicy, left_out
+from swarm.step.leader.punctuality import Lateness, late
 from swarm.step.leader.rescue import Rescuing, absent, moving
 from swarm.step.leader.tables import AppliedTable, AttemptNumbers, ReconciledTable, VoidAttempt
 from swarm.step.messages import (
@@ -75,6 +86,7 @@ class StepClose:
         self._batch = BatchCollection(context, book, term, self._policy, self.electors)
         self._rescuing = Rescuing(context, book, term, self._policy, self._batch)
         self._promises: dict[str, SignedPromise] = {}
+        self._held_up: dict[PeerId, Lateness] = {}
         self._decision: tuple[CloseRecord, Decide] | None = None
 
     @property
@@ -118,6 +130,8 @@ class StepClose:
             self._tell_moves(before, proposal.changes)
             committed = tuple(one.microbatch for one in proposal.record.committed)
             self._context.events.emit(Committed(step=self.book.step, microbatches=committed))
+        if not proposal.record.void and proposal.record.term == self.term:
+            self._tell_slow(proposal.record)
         return proposal.record
 
     def _tell_moves(self, before: CloseRecord, changes: Changes) -> None:
@@ -192,6 +206,9 @@ class StepClose:
         if silent := self._asks.believes.unsigned(asked.committed, table.answers):
             self._policy.holds_up(dict.fromkeys(silent, "it does not sign what it reported"))
             raise _Retry(f"{silent[0]} does not sign what it reported")  # none would accept its rows from us
+        waited = {peer: {PeerId(one): s for one, s in said.waited.items()} for peer, said in table.answers.items()}
+        parts = {peer: str(self.book.roster[peer].part) for peer in table.answers if self.book.roster[peer].part}
+        self._asks.late |= late(self._asks.took, waited, parts)
         return table
 
     def _question(self, committed: Sequence[Contribution]) -> Reconcile:
@@ -239,6 +256,7 @@ class StepClose:
         if silent := self._asks.believes.unproven(Asked(table.asked, asked), answers):
             self._policy.holds_up(dict.fromkeys(silent, "it does not sign its result"))
             raise _Retry(f"{silent[0]} does not sign its result")  # none would accept its part from us
+        self._asks.late |= late(self._asks.took)
         return applied
 
     # --- decide --------------------------------------------------------------------------------------------------
@@ -260,6 +278,7 @@ class StepClose:
             raise Superseded(f"what was asked in this term cannot be granted: {error}") from error
         before = self._context.history.head
         more = {"aside": self.book.aside(), **lineage, **self._late(attempt), "admissions": said}
+        more["slow"] = self._slow(attempt, changes.absent)
         most = self._context.rules.max_members
         record = applied.record(before, self.book.now.previous, changes, following, most, **more)
         record = record.model_copy(update={"codecs": self._context.rules.codecs.following(before, record)})
@@ -272,6 +291,28 @@ class StepClose:
         rules, roster, head = self._context.rules.lateness, self.book.roster, self._context.history.head
         owed = rules.owed(roster, head, attempt.committed, attempt.late)
         return {"late": owed, "spread_ms": self._asks.arrivals.spread_ms}
+
+    def _slow(self, attempt: Reconcile, absent: Collection[str]) -> dict[str, Slow]:
+        """Return what the record says of members that hold steps up: for whom we had to wait in this one, and for whose
+        answers after the last record of ours."""
+        desk, me = self._context.desk, self._context.calls.me
+        self._held_up = {
+            peer: found for peer, found in {**desk.late_answers, **self._asks.late}.items() if peer in attempt.live
+        }
+        desk.late_answers = {}
+        return following(self.book.roster.slow, self.book.step, self.book.roster.peers, absent, (me, self._held_up))
+
+    def _tell_slow(self, record: CloseRecord) -> None:
+        for peer, (seconds, usual_s) in sorted(self._held_up.items()):
+            if peer != self._context.calls.me:
+                times = len(record.slow[peer].said_by)
+                self._context.events.emit(
+                    StepHeldUp(step=record.step, peer=peer, seconds=seconds, usual_s=usual_s, times=times)
+                )
+        for peer, why in sorted(self.book.roster.dismissed.items()):
+            if peer in record.absent:
+                until = record.slow[peer].until
+                self._context.events.emit(LeftOutAsSlow(step=record.step, peer=peer, reason=why, until=until))
 
     def _lineage(self) -> dict[str, Any]:
         """Return the fields of the lineage of the record before, or of leaving it: the proof that it was confirmed."""

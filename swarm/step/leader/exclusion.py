@@ -24,7 +24,8 @@ class ExclusionPolicy:
     """Of the members of a step, in one term. ``gone`` are in all questions those that do not answer, with the reason.
 
     Who is late, lacks something or says no may be asked again where nobody else is there; who differs from what most
-    others hold only after ALONE_S: alone, it would decide. ``served``: see :class:`~swarm.step.rules.StepRules`.
+    others hold only after ALONE_S: alone, it would decide. Who held up the steps before is out from the beginning,
+    where others are there. ``served``: see :class:`~swarm.step.rules.StepRules`.
     """
 
     def __init__(self, roster: Roster, *, served: bool = False) -> None:
@@ -36,6 +37,9 @@ class ExclusionPolicy:
         self._again: set[PeerId] = set()
         self._tied: dict[PeerId, str] = {}
         self._lost_since: dict[str, float] = {}
+        for peer, why in sorted(roster.dismissed.items()):
+            if not self.is_last(peer, {}):
+                self._unfit[peer] = why
 
     # --- who is out, and why -------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from swarm.network.protocols import AnyMethod
 from swarm.schema import AFTER_CHARS, Empty
 from swarm.security.signing import receipt_bytes
 from swarm.step.leader.book import LedTerm, StepBook
+from swarm.step.leader.punctuality import Lateness
 from swarm.step.messages import (
     ASIDE,
     COMPLETE,
@@ -52,6 +53,9 @@ class LeadService:
         self._rules, self._me, self._wait_open, self._verify = rules, me, wait_open, verify
         self._term_of, self._hosted = term_of, hosted
         self.book = StepBook(rules, verify, OpenStepFacts(0, Roster(()), NO_RECORD))
+        self.late_answers: dict[PeerId, Lateness] = {}
+        """Those that were late to vote for the record of the last step that this peer led, or to hear that it is
+        decided: its next one says so."""
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""

@@ -12,6 +12,7 @@ from swarm.consensus.history import History
 from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import MAX_ASIDE, CloseRecord, Decision, check_acceptances, check_confirmed, voters
 from swarm.consensus.roster import Roster, lost_parts, needed, owner, part_lost
+from swarm.consensus.slowness import following, struck
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violation
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Credential
@@ -204,6 +205,7 @@ class AcceptanceRules:
         if any(peer in record.absent for contribution in record.committed for peer in contribution.route):
             raise Refused("the record assigns a microbatch to a replica that it says was lost")
         self._check_late(roster, record)
+        self._check_slow(roster, record)
         if not set(record.cursors) <= {*self._history.head.cursors, *roster.peers, *record.members.peers} or (
             len(record.cursors) > max(self._rules.max_members, len(record.members.trainers))
         ):
@@ -242,6 +244,17 @@ class AcceptanceRules:
         if record.late and record.late != rules.owed(roster, head, record.committed, record.late):
             raise Refused("the record owes those that were late something else than they did")
         rules.check_staying(roster, record)
+
+    def _check_slow(self, roster: Roster, record: CloseRecord) -> None:
+        """Raises Refused where it says more of those that hold steps up than its leader may: one word of each."""
+        known, leader = self._history.head.slow, owner(roster, record.step, record.term)
+        late = {
+            p for p in roster.peers if p not in record.absent and record.slow.get(p) == struck(known.get(p), leader)
+        }
+        if record.slow != following(known, record.step, roster.peers, record.absent, (leader, late)):
+            raise Refused(
+                "what the record says of members that hold steps up is not its leader's word on the one before"
+            )
 
     def check_lost(self, roster: Roster, record: CloseRecord, gone: Collection[str]) -> None:
         """Raises Busy where we believe that one is there of those that a void record calls lost, or are one: we may

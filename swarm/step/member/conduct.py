@@ -21,6 +21,9 @@ from swarm.ids import PeerId
 from swarm.step.leader.exclusion import STALLED_S
 from swarm.step.rules import StepRules
 
+LEADERS = 2
+"""So many leaders must have tried to close a step with a member that others hear, before it may be left out."""
+
 
 @dataclass(slots=True)
 class LeaderConduct:
@@ -43,6 +46,7 @@ class LeaderConduct:
     refused: set[str] = field(default_factory=set)
     tied: dict[PeerId, str] = field(default_factory=dict)
     _tried: dict[PeerId, int] = field(default_factory=dict)
+    _left_out: dict[PeerId, set[PeerId]] = field(default_factory=dict)
 
     def asked(self, term: int, now: float) -> None:
         """Count a question of this term's leader that moves the closing on: not one that asks the same again."""
@@ -50,14 +54,24 @@ class LeaderConduct:
             self.closing_at = now
         self.questions, self.asked_in = self.questions + 1, term
 
-    def attempt(self, term: int, live: Collection[str]) -> None:
-        """Note with whom this term's leader makes an attempt: whom it then leaves out it has tried."""
+    def attempt(self, leader: PeerId, term: int, live: Collection[str]) -> None:
+        """Note with whom this term's leader makes an attempt, and whom it leaves out after one with it."""
+        for peer, tried in self._tried.items():
+            if tried == term and peer not in live:
+                self._left_out.setdefault(peer, set()).add(leader)
         self._tried |= {PeerId(peer): term for peer in live}
 
-    def unexplained(self, term: int, absent: Collection[str], gone: Collection[str]) -> list[PeerId]:
-        """Return those of ``absent`` that are there, were there all the time, and were asked nothing in this term."""
-        known = {*gone, *self.missed}
-        return [PeerId(p) for p in sorted(absent) if p not in known and self._tried.get(PeerId(p), -1) < term]
+    def unexplained(self, term: int, absent: Collection[str], gone: Collection[str], others: int) -> list[PeerId]:
+        """Return those of ``absent`` that are there, were there all the time, and with which the step was not tried in
+        this term, or not by two leaders that both went on without it: the word of one is not enough, unless only one
+        of the ``others`` can lead."""
+        known, enough = {*gone, *self.missed}, min(LEADERS, others)
+        return [
+            PeerId(p)
+            for p in sorted(absent)
+            if p not in known
+            and (self._tried.get(PeerId(p), -1) < term or len(self._left_out.get(PeerId(p), ())) < enough)
+        ]
 
     def veto(self, term: int, record: CloseRecord, why: str) -> None:
         """Remember what we do not accept of this term's leader."""
@@ -91,13 +105,13 @@ class Vetoes:
         """Name one whom its leader calls lost, and who is there. We do not judge about ourselves: how we were heard
         others know. Excused are replicas that nobody of their part can call, and trainers of whose work nothing is in
         the record of a step that is STALLED_S old."""
-        heard = conduct.unexplained(record.term, set(record.absent) - {self.me}, gone)
+        heard = conduct.unexplained(record.term, set(record.absent) - {self.me}, gone, len(roster) - 1)
         if self.rules.served:
             heard = [peer for peer in heard if peer not in unserved(roster, set(record.absent) - {peer})]
         if now - conduct.began >= STALLED_S:
             worked = {one.microbatch.trainer for one in record.committed}
             heard = [peer for peer in heard if roster[peer].role != "trainer" or peer in worked]
-        return f"{heard[0]} is there, as far as is known here, and was asked nothing in this term" if heard else ""
+        return f"{heard[0]} is there, as far as is known here, and two leaders have not tried with it" if heard else ""
 
     def _quota(self, record: CloseRecord, there: Sequence[PeerId]) -> str:
         """Name the trainer that fed more of the step than is its share among those that were there throughout. Asked of

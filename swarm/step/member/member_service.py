@@ -157,7 +157,7 @@ class MemberService:
                     state.ballot.begun_free(body.term)
                 if state.reconciled is None or not body.asks_as(state.reconciled):
                     state.conduct.asked(body.term, self._now())
-                state.conduct.attempt(body.term, body.live)
+                state.conduct.attempt(caller, body.term, body.live)
                 self._suspect(state, body)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         answer = (await state.wait_mean()).answer
@@ -274,15 +274,17 @@ class MemberService:
     def _suspect(self, state: OpenStep, body: Reconcile) -> None:
         """Ask those at once without whom this attempt is made: by the time the record is proposed we know."""
         left_out = set(self._at.roster.peers) - {*body.live, *body.late, self._context.me}
-        for peer in state.conduct.unexplained(body.term, left_out, self._unheard()):
+        others = len(self._at.roster) - 1
+        for peer in state.conduct.unexplained(body.term, left_out, self._unheard(), others):
             self._context.suspect(peer, "its leader goes on without it")
 
     def _now(self) -> float:
         return self._context.clock.monotonic()
 
     def _unheard(self) -> set[PeerId]:
-        """Return who is lost here, or may be: it did not answer when it was asked last."""
-        return {*self._context.gone(), *self._context.doubted()}
+        """Return who is lost here, or may be, for it did not answer when it was asked last; and without whom the step
+        may be closed, as the records before say."""
+        return {*self._context.gone(), *self._context.doubted(), *self._at.roster.dismissed}
 
     async def _find_out(self, state: OpenStep, record: CloseRecord) -> Collection[str]:
         """Ask those at once whom the leader calls lost, and who are not lost here yet: it may have found out first.
@@ -290,7 +292,8 @@ class MemberService:
         absent = [peer for peer in self._at.roster.peers if peer in record.absent and peer != self._context.me]
         if not self._at.named:
             return await self._context.taking_part(absent) if record.void else ()
-        if suspects := state.conduct.unexplained(record.term, absent, self._unheard()):
+        others = len(self._at.roster) - 1
+        if suspects := state.conduct.unexplained(record.term, absent, self._unheard(), others):
             await self._context.check(suspects, "its leader calls it lost")
         return ()
 

@@ -22,6 +22,7 @@ from swarm.ids import MicrobatchId, PartName, PeerId, StepWork, stage_of
 from swarm.step.lateness import weight
 from swarm.step.member.conduct import LeaderConduct
 from swarm.step.messages import Apply, Averaged, Reconcile
+from swarm.waiting import LATER_S
 
 MAX_HEARD = 1024
 """Members of whose links a member tells."""
@@ -266,6 +267,7 @@ class Attempt:
             heard=heard,
             pace_us=self.pace_us(),
             guarded={peer: math.ceil(shares[peer] * size / elements) for peer, size in far},
+            waited={str(peer): seconds for peer, seconds in result.waited.items() if seconds > LATER_S},
             lengths=lengths,
             rows=rows,
         )

@@ -12,8 +12,9 @@ from swarm.pipeline.retention import Retention
 from swarm.pipeline.trainer.hops import Receipt, RouteState
 from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.trainer.journey import IssuedMicrobatch
-from swarm.pipeline.trainer.pace import LATER_S, SLOWER, YOUNG, JourneyDeadlines
+from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
 from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
+from swarm.waiting import LATER_S, SLOWER
 from tests.harness.rigs.common import NO_BATCH, issued, set_aside
 
 A, B, C, D = (PeerId(name) for name in "abcd")

@@ -49,11 +49,21 @@ def test_absence_of_one_that_was_lost_to_us_too_is_not(changes: dict[str, Any]) 
     assert found(record(absent=(B,)), **changes) == ""
 
 
-def test_absence_of_one_with_which_the_leader_tried_in_this_term_is_not() -> None:
-    conduct = LeaderConduct(began=0.0)
-    conduct.attempt(0, [A, B, C, T, U])
-    assert found(record(absent=(B,)), conduct=conduct) == ""
+def test_absence_of_one_with_which_two_leaders_tried_and_both_went_on_without_it_is_not() -> None:
+    conduct, everybody = LeaderConduct(began=0.0), [A, B, C, T, U]
+    conduct.attempt(C, 0, everybody)
+    assert "B is there" in found(record(absent=(B,)), conduct=conduct), "nobody went on without it"
+    conduct.attempt(C, 0, [A, C, T, U])
+    assert "B is there" in found(record(absent=(B,)), conduct=conduct), "one leader did"
+    conduct.attempt(T, 1, everybody)
     assert "B is there" in found(record(absent=(B,), term=1), conduct=conduct)
+    conduct.attempt(T, 1, [A, C, T, U])
+    assert found(record(absent=(B,), term=1), conduct=conduct) == ""
+    assert "B is there" in found(record(absent=(B,), term=2), conduct=conduct), "the leader of this term did not try"
+    for term in (5, 10):
+        conduct.attempt(U, term, everybody)
+        conduct.attempt(U, term, [A, B, T, U])
+    assert "C is there" in found(record(absent=(C,), term=10), conduct=conduct), "however often the same one leads"
 
 
 def test_our_own_absence_is_for_others_to_judge() -> None:
