@@ -17,12 +17,13 @@ from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.messages import ReduceRequest
 from swarm.consensus.placement import Candidate
 from swarm.consensus.records import CloseRecord
-from swarm.events import DigestMismatch, JourneySetAside, PartsCapped, StepClosed, SumLeftOut
+from swarm.events import DigestMismatch, HopDiffers, JourneySetAside, PartsCapped, StepClosed, SumLeftOut
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
 from swarm.network.protocols import Answer, Incoming
 from swarm.pipeline.compute import Contributed, Material, StageCompute
+from swarm.pipeline.seals import Sealed
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.sender import Sender
 from swarm.pipeline.stage.worker import Worker
@@ -132,6 +133,35 @@ def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
     committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
     assert not committed & lies
     assert losses(swarm)[-1] < 0.8 * losses(swarm)[0]
+
+
+# --- a receipt for another tensor than came ---------------------------------------------------------------------------
+
+
+def test_replica_that_claims_another_input_than_it_got_is_named_and_its_work_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lies = Sender.report_backward, set[MicrobatchId]()
+
+    async def report(sender: Sender, state: MicrobatchState, took: tuple[float, float] | None) -> None:
+        if PEER.get() == "host-0":
+            lies.add(state.work.microbatch)
+            state.hashes.input = Sealed(bytes(31) + b"1", state.hashes.input.signature)
+        await honest(sender, state, took)
+
+    monkeypatch.setattr(Sender, "report_backward", report)
+    swarm = SimSwarm(tmp_path, **LEARNS)
+    run_world(swarm.run())
+    assert lies
+    liar = swarm.peers["host-0"].endpoint.peer
+    named = swarm.events(HopDiffers)
+    assert {event.peer for event in named} == {liar}
+    assert lies <= {event.microbatch for event in named}
+    assert not swarm.events(JourneySetAside)
+    rows = [one for record in swarm.history()[1:] for one in record["committed"]]
+    assert lies <= {MicrobatchId(*one["microbatch"]) for one in rows}, "others have computed them"
+    assert all(liar not in one["route"] for one in rows)
+    assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 
 # --- a host that gets slower and slower ------------------------------------------------------------------------------
