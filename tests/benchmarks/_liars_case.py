@@ -26,13 +26,18 @@ from swarm.events import (
     ClosedWithout,
     DigestMismatch,
     Event,
+    GradientsFarOut,
+    HopDiffers,
     HopMoved,
     JourneyCompleted,
     JourneySetAside,
+    LeftOutAsSlow,
+    LossesFarOut,
     PartsCapped,
     PeerLost,
     RoundVoid,
     StepClosed,
+    StepHeldUp,
     SumLeftOut,
     TermBegan,
     WorkExcluded,
@@ -45,7 +50,10 @@ from swarm.sim.loop import PEER, run_world
 from tests.harness.crashes import part_of
 
 STAGES, REPLICAS = 2, 3
-DEFENCES: Mapping[str, Mapping[str, Any]] = {"averaging": {"guard": "leave-out"}}
+DEFENCES: Mapping[str, Mapping[str, Any]] = {
+    "averaging": {"guard": "leave-out", "check": 0.02},
+    "optimizer": {"influence": 2.0},
+}
 """Keys of the manifest that defend against members that lie: all that there are and that work together."""
 SHAPE: Mapping[str, Any] = {
     "hosts": STAGES * REPLICAS,
@@ -61,16 +69,20 @@ LONGEST_S = 7200.0
 _PEER = re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{46,60}\b")
 
 
+def _peer(event: Any) -> list[str]:
+    return [event.peer]
+
+
 def _said(text: str) -> Iterator[str]:
     return map(str, _PEER.findall(text))
 
 
 NAMES: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
-    SumLeftOut: lambda event: [event.peer],
+    **dict.fromkeys((GradientsFarOut, HopDiffers, LeftOutAsSlow, PeerLost, StepHeldUp, SumLeftOut), _peer),
+    LossesFarOut: lambda event: [event.peer] if event.peer else [],
     RoundVoid: lambda event: [event.culprit] if event.culprit else [],
     DigestMismatch: lambda event: _rare(event.digests),
     HopMoved: lambda event: [event.old],
-    PeerLost: lambda event: [event.peer],
     ClosedWithout: lambda event: event.late,
     WorkWithdrawn: lambda event: event.trainers,
     WorkExcluded: lambda event: _said(event.reason),
@@ -196,8 +208,7 @@ def _swarm(root: Path, seed: int, steps: int, trainers: int, defences: Mapping[s
     texts = [text[at * CHARACTERS : (at + 1) * CHARACTERS] for at in range(trainers + 1)]
     swarm = SimSwarm(
         root,
-        **SHAPE,
-        **defences,
+        **SHAPE | {section: SHAPE.get(section, {}) | keys for section, keys in defences.items()},
         may_fail=True,
         trainers=trainers,
         documents=[[one] for one in texts[1:]],
