@@ -278,7 +278,7 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
     with who ends."""
     match event:
         case SumLeftOut():
-            by = f", as {listed([*event.by])} {'say' if len(event.by) > 1 else 'alone says'}"
+            by = f", as {listed([*event.by])} say"
             return "left out", (
                 f"{count(event.tokens, 'token')} of {event.peer}, of the mean of {event.part} in step {event.step}: "
                 f"its sum is far from the others'{by}"
