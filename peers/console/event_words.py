@@ -280,14 +280,15 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
     with who ends."""
     match event:
         case SumLeftOut():
-            by = f", as {listed([*event.by])} {'say' if len(event.by) > 1 else 'alone says'}"
+            by = f", as {listed([*event.by])} say"
             return "left out", (
                 f"{count(event.tokens, 'token')} of {event.peer}, of the mean of {event.part} in step {event.step}: "
                 f"its sum is far from the others'{by}"
             )
         case LossesFarOut():
             whose = "" if event.peer is None else f", all of which went through {event.peer}"
-            told = f"{count(event.microbatches, 'microbatch')} of step {event.step}, of {event.loss:.1f} nats a token"
+            several = "es" * (event.microbatches > 1)
+            told = f"{event.microbatches} microbatch{several} of step {event.step}, of {event.loss:.1f} nats a token"
             return "not shown", f"in the loss: {told}, far above the others{whose}"
         case GradientsFarOut():
             long = f"gradients that are {event.times:.0f} times as long as usual, in step {event.step}"

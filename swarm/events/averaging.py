@@ -76,8 +76,9 @@ class ResidualLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumLeftOut(Event):
-    """The mean of a part lacks so many target tokens of ``peer``'s sum, which was far from the others' sums, as those
-    say ``by`` whom they were left out. Who averaged with them cannot check it: one alone may lie."""
+    """The mean of a part lacks so many target tokens of ``peer``'s sum, more than half, which was far from the others'
+    sums, as those say ``by`` whom they were left out: more than half of the part's replicas. Less than that may be
+    chance, or one that lies; records have it."""
 
     step: int
     part: PartName

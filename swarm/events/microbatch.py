@@ -67,8 +67,8 @@ class JourneySetAside(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsFarOut(Event):
-    """``peer`` sent this replica of a part several gradients in a step that are far longer than is usual, this one so
-    many ``times``. They were scaled down before anything was computed with them, and so was what was handed on."""
+    """``peer`` sent this replica of a part several gradients lately that are far longer than is usual, this one so many
+    ``times``. They were scaled down before anything was computed with them, and so was what was handed on."""
 
     step: int
     part: PartName

@@ -30,7 +30,7 @@ from swarm.membership.status_types import DeviceUse, PartTurnout
 from swarm.planning.costs import model_parameter_count, palm_part_flops
 from swarm.planning.devices import device_named
 from swarm.step.lateness import forgone
-from swarm.step.turnout import Turnout, turnouts
+from swarm.step.turnout import Turnout, far_sums, turnouts
 
 
 class StepEvents:
@@ -136,8 +136,7 @@ class StepEvents:
             events.emit(LossesFarOut(step=record.step, microbatches=len(out), loss=loss, peer=record.suspect))
         if record.caps:
             events.emit(PartsCapped(step=record.step, caps=dict(record.caps)))
-        for peer, (tokens, by) in record.left_out.items():
-            part = PartName(before[peer].part or "")
+        for part, peer, tokens, by in far_sums(record, before):
             events.emit(SumLeftOut(step=record.step, part=part, peer=peer, tokens=tokens, by=by))
         events.emit(
             StepClosed(

@@ -422,9 +422,9 @@ def _change(part: OpenPart, work: StepWork, gradients: Gradients, bounds: Bounds
 # How much of a step's sum one microbatch can be, whoever computed what of it.
 
 
-LOUD, LOUD_ONES = 16.0, 3
-"""A peer is told of that sent so many gradients in a step that are so many times as long as usual. (Of 512 honest ones
-of one microbatch each the longest was 18 times the median.)"""
+LOUD, LOUD_ONES, LOUD_STEPS = 16.0, 3, 8
+"""A peer is told of that sent gradients that are so many times as long as usual: so many of them in so many steps. (Of
+512 honest ones of one microbatch each the longest was 18 times the median.)"""
 
 
 class Bounds:
@@ -444,8 +444,9 @@ class Bounds:
         it does not know. ``influence`` times as much is the most."""
         self._influence = influence
         self._usual = {step: usual} | {one: known for one, known in self._usual.items() if one == step - 1}
-        for over in [one for one in (*self._came, *self._loud) if one <= step]:
+        for over in [one for one in list(self._came) if one <= step]:
             self._came.pop(over, None)
+        for over in [one for one in list(self._loud) if one <= step - LOUD_STEPS]:
             self._loud.pop(over, None)
 
     def on(self, work: StepWork) -> bool:
@@ -461,15 +462,16 @@ class Bounds:
         return gradient if length <= most else gradient * (most / length)
 
     def far(self, work: StepWork, sender: PeerId) -> float:
-        """Return how many times as long as usual the gradient was that came from ``sender``, where it is the one of a
-        step by which it is told of; else 0. One long gradient may be honest."""
+        """Return how many times as long as usual the gradient was that came from ``sender``, where it is the one by
+        which it is told of in a step; else 0. One long gradient may be honest."""
         usual = self._usual.get(work.version, (0.0, 0.0))[1]
         times = self._came.get(work.step, {}).get(work, 0.0) / usual if usual else 0.0
         if times <= LOUD:
             return 0.0
-        heard = self._loud.setdefault(work.step, Counter())
-        heard[sender] += 1
-        return times if heard[sender] == LOUD_ONES else 0.0
+        before = sum(heard[sender] for step, heard in list(self._loud.items()) if step != work.step)
+        now = self._loud.setdefault(work.step, Counter())
+        now[sender] += 1
+        return times if now[sender] == max(1, LOUD_ONES - before) else 0.0
 
     def of(self, work: StepWork) -> dict[str, float]:
         """Return what is said of work that is added; nothing where it is not bounded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm.consensus.ledger import weights
@@ -58,6 +58,18 @@ def turnouts(
     if record.founding:
         return ()
     return tuple(_turnout(part, record, before, gone, left_out) for part in before.parts)
+
+
+def far_sums(record: CloseRecord, before: Roster) -> Iterator[tuple[PartName, PeerId, int, tuple[PeerId, ...]]]:
+    """Yield whose sums are far from the others' by the word of most: by part the peer, how many of its tokens the mean
+    lacks, more than half, and who says so, more than half of the part's replicas. One chunk may be far by chance, and
+    one replica may lie."""
+    for part in before.parts if record.guarded else ():
+        replicas = before.replicas(part)
+        did = weights(record.committed, replicas, stage_of(part))
+        for peer, (tokens, by) in record.left_out.items():
+            if peer in did and 2 * tokens > did[peer] and 2 * len(by) > len(replicas):
+                yield part, peer, tokens, by
 
 
 def joined_late(step: int) -> str:

@@ -301,7 +301,9 @@ def test_bounds_scale_down_what_is_too_long_and_tell_of_who_sends_it_again_and_a
     assert come(bounds, 3, 100.0, B) == (4.0, 0.0), "another's"
     assert [come(bounds, position, 100.0, A)[1] for position in range(4, 7)] == [50.0, 0.0, 0.0], "once a step"
     bounds.open(5, (1.0, 2.0), 2.0)
-    assert [come(bounds, position, 100.0, A, step=6)[1] for position in range(3)] == [0.0, 0.0, 50.0]
+    assert [come(bounds, position, 100.0, A, step=6)[1] for position in range(3)] == [50.0, 0.0, 0.0]
+    bounds.open(20, (1.0, 2.0), 2.0)
+    assert [come(bounds, position, 100.0, A, step=21)[1] for position in range(3)] == [0.0, 0.0, 50.0]
 
 
 def test_bounds_of_what_no_record_knows_are_none() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
-from swarm.step.turnout import GIVEN_UP, LEFT_OUT, MAX_TOLD, NO_WORK, Turnout, turnouts
+from swarm.step.turnout import GIVEN_UP, LEFT_OUT, MAX_TOLD, NO_WORK, Turnout, far_sums, turnouts
 from swarm.step.turnout import LATE as LATE_REASON
 from tests.harness.rigs.step import COMMITTED, GENESIS, ROSTER, A, B, T, listed, record
 
@@ -61,6 +61,14 @@ def test_replica_whose_sum_is_left_out_has_nothing_in_the_mean_and_partly_someth
     assert found.averaged == (A, B)
     assert set(found.why) == {B}
     assert found.whole
+
+
+def test_sum_is_far_by_the_word_of_most_replicas_and_not_of_one_nor_in_part() -> None:
+    said = {A: {B: 4}, B: {B: 7}}
+    assert [*far_sums(record(guarded=said), ROSTER)] == [("stage-0", B, 11, (A, B))]
+    assert [*far_sums(record(), ROSTER)] == []
+    assert [*far_sums(record(guarded={A: {B: 11}}), ROSTER)] == [], "of two replicas one says so"
+    assert [*far_sums(record(guarded={A: {B: 3}, B: {B: 2}}), ROSTER)] == [], "5 of 11 tokens"
 
 
 def test_replica_that_was_late_is_told_what_becomes_of_its_work() -> None:
