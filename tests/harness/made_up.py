@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peers.simulate.sim_swarm import SimSwarm
-from swarm.consensus.acceptor import RecordEvidence, SignedPromise, majority, promise_bytes
+from swarm.consensus.acceptor import RecordEvidence, SignedPromise, promise_bytes
 from swarm.consensus.changes import ChangeRules, Changes, OpenStepFacts, Reassign, reassign_bytes, with_work
+from swarm.consensus.majority import majority
 from swarm.consensus.proof import Proof
 from swarm.consensus.records import voters
 from swarm.consensus.roster import Roster, own_term
