@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from swarm.consensus.changes import NO_CHANGES, Changes
+from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord
 from swarm.errors import Busy, OutOfSync, Refused, Superseded, Violation
 from swarm.ids import PeerId
@@ -170,10 +171,11 @@ def must_propose(promises: Mapping[PeerId, Promised], electors: Collection[PeerI
 def may_be_decided(
     digest: str, accepted: Mapping[PeerId, str | None], electors: Collection[PeerId], unknown: Collection[PeerId]
 ) -> bool:
-    """Return whether a majority of the electors can have accepted a record, by its hash: those of which that is what
-    they ``accepted`` last, and those of which it is ``unknown``."""
+    """Return whether so many of the electors can have accepted a record, by its hash, that it may be decided: those of
+    which that is what they ``accepted`` last, and those of which it is ``unknown``. More than half are enough to say
+    so, where one more decides (:func:`~swarm.consensus.majority.majority`): one may hide what it accepted."""
     can = sum(accepted[peer] == digest if peer in accepted else peer in unknown for peer in electors)
-    return can >= majority(len(electors))
+    return 2 * can > len(electors)
 
 
 def has_to_be_proposed(
@@ -199,17 +201,12 @@ def has_to_be_proposed(
     hashes = {peer: None if accepted is None else accepted[1] for peer, (accepted, _) in told.items()}
     found = newest(told, electors, gone)
     return (
-        len(told) >= majority(len(electors))
+        2 * len(told) > len(electors)
         and found is not None
         and found[1] == digest
         and any(one == digest for peer, one in hashes.items() if peer != leader)
         and may_be_decided(digest, hashes, electors, gone)
     )
-
-
-def majority(voters: int) -> int:
-    """Return the number of voters that form a majority of so many."""
-    return voters // 2 + 1
 
 
 def has_majority(electors: Collection[PeerId], gone: Container[PeerId]) -> bool:

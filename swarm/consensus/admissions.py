@@ -15,6 +15,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
+from swarm.consensus.majority import majority
 from swarm.errors import Refused, Violation
 from swarm.ids import PeerId, RunId
 from swarm.schema import MAX_COUNT, Count, Message, PeerIdField, Section
@@ -305,7 +306,8 @@ class AdmissionPolicy:
                 continue
             then = _carried_out(state, order)
             out, before = then.banned(then.void), state.banned(state.void)
-            if len(out) > len(before) and 2 * sum(peer in out for peer in electors) >= len(electors) > 0:
+            left = sum(peer not in out for peer in electors)
+            if len(out) > len(before) and electors and left < majority(len(electors)):
                 continue
             state = then
             found.append(order)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from swarm.consensus.majority import majority
 from swarm.consensus.records import MAX_VOTERS, CloseRecord, Decision, acceptance_bytes, check_acceptances
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused, StateError
@@ -67,7 +68,7 @@ class Proof(Message):
         signed = acceptance_bytes(self.record, self.term)
         signers = [peer for peer in known if peer in self.acceptances]
         right = sum(verify(peer, signed, bytes.fromhex(self.acceptances[peer])) for peer in signers)
-        return 2 * right > min(len(known), MAX_VOTERS)
+        return right >= majority(min(len(known), MAX_VOTERS))
 
 
 def proven_among(proof: Proof, known: Roster) -> bool:

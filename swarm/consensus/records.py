@@ -26,6 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from swarm.consensus.admissions import ADMISSIONS_BYTES, Admissions
 from swarm.consensus.committed import UnpackedRow, pack, unpack
+from swarm.consensus.majority import majority
 from swarm.consensus.roster import Member, Roster
 from swarm.consensus.slowness import Slow
 from swarm.errors import Refused
@@ -454,7 +455,7 @@ def _check_signed(
     missing = [peer for peer in asked if peer not in accepted]
     if record.founding and missing:
         raise Refused(f"the acceptance of {missing[0]} is missing or forged")
-    if 2 * (len(asked) - len(missing)) <= len(asked):
+    if len(accepted) < majority(len(asked)):
         raise Refused(f"{len(asked) - len(missing)} of {len(asked)} voters accepted it: that is no majority")
 
 

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from swarm.consensus.majority import majority
 from swarm.consensus.proof import Proof
 from swarm.consensus.records import MAX_VOTERS, CloseRecord, Decision, check_confirmed, valid_acceptances
 from swarm.consensus.roster import Roster
@@ -196,4 +197,4 @@ def _follows(decision: Decision, known: CloseRecord) -> bool:
         return True
     electors = known.members.entitled
     signed = valid_acceptances(record, electors, decision.acceptances, verify, decision.term)
-    return len(electors) <= MAX_VOTERS and 2 * len(signed) > len(electors)
+    return len(electors) <= MAX_VOTERS and len(signed) >= majority(len(electors))

@@ -6,8 +6,9 @@ member says who must come (:class:`MissingReplicas`).
 
 from __future__ import annotations
 
-from swarm.consensus.acceptor import has_majority, majority
+from swarm.consensus.acceptor import has_majority
 from swarm.consensus.branches import Fork
+from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, voters
 from swarm.events import LineageBegan, QuorumBack, QuorumLost
 from swarm.membership.run import RunContext

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import random
 
-from swarm.consensus.acceptor import majority
 from swarm.consensus.copies import KEPT_UPDATES
+from swarm.consensus.majority import majority
 from swarm.consensus.records import voters
 from swarm.errors import Ending, PeerError, RunEnded, WrongStep
 from swarm.events import PeerBack, PeerLost

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from swarm.consensus.acceptor import RecordEvidence, majority
+from swarm.consensus.acceptor import RecordEvidence
 from swarm.consensus.records import CloseRecord, Contribution, by_trainer, rows_bytes
 from swarm.consensus.roster import Roster
 from swarm.ids import PeerId, RunId
@@ -109,7 +109,7 @@ def unproven(roster: Roster, record: CloseRecord, evidence: RecordEvidence, veri
 
 
 def _more_than_half(replicas: Sequence[PeerId], signed: bytes, evidence: RecordEvidence, verify: Verify) -> bool:
-    missing = majority(len(replicas))
+    missing = len(replicas) // 2 + 1
     for peer in replicas:
         missing -= peer in evidence.results and verify(peer, signed, evidence.results[peer])
         if not missing:

@@ -27,8 +27,8 @@ GRACE_S = 4.0
 WHOLE = ("host-0", "host-1", "trainer-0")
 """A replica of each part."""
 OTHERS = ("host-2", "host-3", "trainer-1")
-MOST = (*OTHERS, "trainer-2")
-"""Four of seven voters: the founder, who holds nothing, is none."""
+MOST = (*OTHERS, "trainer-2", "trainer-3")
+"""Five of eight voters: the founder, who holds nothing, is none."""
 
 
 def story(
@@ -87,7 +87,7 @@ def test_what_was_closed_without_a_majority_counts_when_the_others_did_nothing_e
 
 
 def test_who_went_on_alone_gives_it_up_when_a_majority_did_too(tmp_path: Path) -> None:
-    swarm = story(tmp_path, cut_at_step_2(WHOLE, ("bootstrap", *MOST), 28.0), steps=16, trainers=3)
+    swarm = story(tmp_path, cut_at_step_2(WHOLE, ("bootstrap", *MOST), 28.0), steps=16, trainers=4)
     assert who(swarm, QuorumLost) == who(swarm, LineageBegan) == who(swarm, LineageGivenUp) == set(WHOLE)
     assert not who(swarm, LineageConfirmed)
     for name in WHOLE:
@@ -118,7 +118,7 @@ def test_of_two_lineages_the_one_that_did_more_counts(tmp_path: Path) -> None:
 
 def test_run_whose_majority_never_comes_back_goes_on_and_says_that_it_is_provisional(tmp_path: Path) -> None:
     swarm = story(
-        tmp_path, Strike("kill", On(StepClosed, peer="host-0", nth=2), Kill(("bootstrap", *MOST))), steps=7, trainers=3
+        tmp_path, Strike("kill", On(StepClosed, peer="host-0", nth=2), Kill(("bootstrap", *MOST))), steps=7, trainers=4
     )
     assert who(swarm, LineageBegan) == set(WHOLE)
     assert not who(swarm, QuorumBack)
@@ -126,7 +126,7 @@ def test_run_whose_majority_never_comes_back_goes_on_and_says_that_it_is_provisi
 
 
 def test_without_a_grace_nobody_goes_on_alone(tmp_path: Path) -> None:
-    swarm = story(tmp_path, cut_at_step_2(WHOLE, ("bootstrap", *MOST), 28.0), steps=16, grace_s=0.0, trainers=3)
+    swarm = story(tmp_path, cut_at_step_2(WHOLE, ("bootstrap", *MOST), 28.0), steps=16, grace_s=0.0, trainers=4)
     assert who(swarm, QuorumLost) == who(swarm, CutOff) == set(WHOLE)
     assert not who(swarm, LineageBegan)
     assert {event.step for event in swarm.events(Committed)} == set(range(1, 17))

@@ -25,7 +25,7 @@ def test_who_was_ahead_and_rewinds_skips_nothing_and_is_cut_off_once(
         Strike("cut", at, Partition(WHOLE, ("bootstrap", *MOST), seconds=60.0)),
         *(Strike(f"slow {name}", at, SlowDevice(name, 4.0)) for name in ("host-2", "host-3")),
         steps=24,
-        trainers=3,
+        trainers=4,
     )
     assert who(swarm, LineageGivenUp) == set(WHOLE)
     assert all(len(swarm.peers[name].events.of(CutOff)) == 1 for name in WHOLE)

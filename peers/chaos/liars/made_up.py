@@ -13,8 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from swarm.consensus.acceptor import RecordEvidence, SignedPromise, majority, promise_bytes
+from swarm.consensus.acceptor import RecordEvidence, SignedPromise, promise_bytes
 from swarm.consensus.changes import ChangeRules, Changes, OpenStepFacts, Reassign, reassign_bytes, with_work
+from swarm.consensus.majority import majority
 from swarm.consensus.proof import Proof
 from swarm.consensus.records import voters
 from swarm.consensus.roster import Roster, own_term

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from swarm.consensus.acceptor import has_majority, majority
+from swarm.consensus.acceptor import has_majority
+from swarm.consensus.majority import majority
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import lost_parts, needed, part_lost
 from swarm.errors import DeadlineMissed, PeerError, Superseded, Unreachable, WrongStep

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.changes import Admission, Changes, PersonsWord, Reassign
 from swarm.consensus.copies import copy_holders
+from swarm.consensus.majority import majority
 from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import NO_PARTS, Roster, lost_parts, needed
@@ -259,7 +260,7 @@ class Rescuing:
         said = {peer: answer for peer, answer in zip(there, answers, strict=True) if answer is not None}
         electors = self._batch.electors()
         known = sum(said[peer].known for peer in electors if peer in said)
-        if not proven_among(proof, self._context.history.head.members) and 2 * known <= len(electors):
+        if not proven_among(proof, self._context.history.head.members) and known < majority(len(electors)):
             return f"too few of those that vote know that step {step} was so decided"
         if self._context.rules.rewind == "ask":
             words = (self._book.requests.checked(one.wanted, body.record) for one in said.values())

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple
 
-from swarm.consensus.acceptor import majority
 from swarm.consensus.changes import Changes, with_work
+from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, Superseded, Violation

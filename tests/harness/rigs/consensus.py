@@ -23,7 +23,6 @@ from swarm.consensus.acceptor import (
     SignedPromise,
     Vote,
     has_to_be_proposed,
-    majority,
     must_propose,
 )
 from swarm.consensus.changes import (
@@ -35,6 +34,7 @@ from swarm.consensus.changes import (
     admission_bytes,
     departure_bytes,
 )
+from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes, by_trainer, rows_bytes
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Superseded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -13,19 +15,49 @@ from swarm.consensus.acceptor import (
     Vote,
     check_promise,
     has_to_be_proposed,
-    majority,
     must_propose,
 )
 from swarm.consensus.history import History
+from swarm.consensus.majority import majority
+from swarm.consensus.records import CloseRecord, check_acceptances
+from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Refused, Superseded, Violation
 from swarm.ids import PeerId
-from tests.harness.rigs.consensus import GENESIS, Ballots, record, vote
+from tests.harness.rigs.consensus import GENESIS, Ballots, acceptances, listed, record, verify, vote
 
 OFFERED = Vote(term=2, record=record(term=2, lineage=1))
 
 
-def test_majority_is_more_than_half() -> None:
-    assert [majority(voters) for voters in (1, 2, 3, 4, 5, 11)] == [1, 2, 2, 3, 3, 6]
+def test_majority_is_more_than_half_and_two_of_them_share_two_but_of_three_and_five() -> None:
+    assert {voters: majority(voters) for voters in range(1, 12)} == dict(
+        zip(range(1, 12), [1, 2, 2, 3, 3, 4, 5, 5, 6, 6, 7], strict=True)
+    )
+    assert [voters for voters in range(2, 12) if 2 * majority(voters) - voters < 2] == [3, 5]
+    assert [voters - majority(voters) for voters in range(2, 12)] == [0, 1, 1, 2, 2, 2, 3, 3, 4, 4], "may be away"
+
+
+def decided(proposed: CloseRecord, roster: Roster, by: Collection[PeerId]) -> bool:
+    """Whether those of a roster that accepted a record in term 0 decided it."""
+    try:
+        check_acceptances(proposed, roster, acceptances(proposed, 0, by), verify)
+    except Refused:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("number", range(2, 12))
+def test_leader_that_says_two_things_has_both_decided_by_three_voters_or_five_only(number: int) -> None:
+    """It accepts both itself, and shows each to as many of the others as it likes: each of them accepts one."""
+    roster = Roster(listed(f"V{n}") for n in range(number))
+    leader, *others = roster.peers
+    assert decided(record(), roster, roster.peers)
+    both = [
+        first
+        for first in range(number)
+        if decided(record(), roster, [leader, *others[:first]])
+        and decided(record(loss_sum=0.0), roster, [leader, *others[first:]])
+    ]
+    assert bool(both) is (number in (3, 5))
 
 
 def test_acceptor_follows_the_highest_term_only() -> None:

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.consensus.acceptor import Acceptor, BranchHead, Promised, Vote, majority, must_propose
+from swarm.consensus.acceptor import Acceptor, BranchHead, Promised, Vote, must_propose
 from swarm.consensus.ballot import VoteFile
 from swarm.consensus.branches import Fork, best, check_lineage
 from swarm.consensus.changes import Changes
 from swarm.consensus.incarnation import Incarnation
-from swarm.consensus.records import CloseRecord, Confirmation, Decision, check_acceptances, check_confirmed
+from swarm.consensus.majority import majority
+from swarm.consensus.records import (
+    CloseRecord,
+    Confirmation,
+    Decision,
+    check_acceptances,
+    check_confirmed,
+)
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Busy, Refused, Superseded, Violation
 from swarm.ids import PeerId

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swarm.consensus.acceptor import majority
+from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord
 from swarm.errors import PeerError
 from swarm.ids import PeerId
