@@ -93,6 +93,16 @@ class Feeder:
         return microbatch
 
 
+class CallsOf:
+    """The calls of one trainer, in a swarm where all share them."""
+
+    def __init__(self, books: Books, me: PeerId) -> None:
+        self._books, self.me = books, me
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._books, name)
+
+
 class Books:
     """The swarm. Implements what RemoteLeader needs of its surroundings: calls, the member's view, and a clock."""
 
@@ -243,7 +253,7 @@ class Books:
             self.desks[peer].open_step(self.open_step, self.roster, self.head.hash(), self.head.cursors)
         for number, peer in enumerate(self.roster.trainers):
             if peer not in self.feeders:
-                remote = RemoteLeader(self, self, self, lambda: 1.0)  # type: ignore[arg-type]
+                remote = RemoteLeader(CallsOf(self, peer), self, self, lambda: 1.0)  # type: ignore[arg-type]
                 self.feeders[peer] = Feeder(peer, remote, Wiring(self.roster.stages(), seed=number))
             self._open_feeder(self.feeders[peer])
 
