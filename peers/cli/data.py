@@ -101,7 +101,7 @@ def audit(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None
 
     Counts since that peer was started what it wrote to others in calls of the run, with frames' headers: not what
     encryption and the directory add. Activations are what microbatches become on their way, and with hosted ends token
-    ids and labels, too; averaging is sums.
+    ids and labels, too; averaging is sums, and the means that copies take.
 
     Example: swarm data audit --peer otter
     """

@@ -338,6 +338,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
         *_admission(manifest),
+        *_checks(manifest),
         *_votes(manifest),
         ("ends", f"after {count(run.steps, 'step')}"),
         *_private(manifest),
@@ -369,6 +370,17 @@ def _admission(manifest: Manifest) -> list[tuple[str, str]]:
         own = f"microbatches stay in the organisation of their trainer; this one is {admission.organisation}"
         said.append(("routes", f"{own}; each needs a host of every stage, and only sums leave it"))
     return said
+
+
+def _checks(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return what is checked of what others compute, where anything is."""
+    averaging, influence = manifest.averaging, manifest.optimizer.influence
+    said = [
+        *(["sums far from the others are left out"] if averaging.guard != "none" else []),
+        *([f"{100 * averaging.check:g} % of the means are computed again"] if averaging.check else []),
+        *([f"no microbatch weighs more than {influence:g} times the usual"] if influence else []),
+    ]
+    return [("checks", "; ".join(said))] if said else []
 
 
 def _votes(manifest: Manifest) -> list[tuple[str, str]]:

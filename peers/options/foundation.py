@@ -17,6 +17,10 @@ _JOIN, _NEW = ("join",), ("new",)
 _FOUND = ("new", "quickstart")
 
 
+STRANGERS: Mapping[str, Any] = {"averaging.guard": "leave-out", "averaging.check": 0.02, "optimizer.influence": 2.0}
+"""Keys of the manifest, and their values, where peers need not believe each other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
     """The run to found: a preset's name or a file, values that replace some of its own, and a tokenizer's source. With
@@ -231,6 +235,15 @@ class Foundation:
             "--organisation, and --admission organisation or token.",
         ),
     ] = False
+    strangers: Annotated[
+        bool,
+        Option(
+            of=_NEW,
+            manifest="averaging.guard",
+            help="Check what peers compute: leave out sums far from the others, compute 1 mean of 50 again, and let "
+            "no microbatch weigh more than twice the usual. It costs some CPU.",
+        ),
+    ] = False
     organisation: Annotated[
         str | None,
         Option(
@@ -275,6 +288,8 @@ class Foundation:
             made["split.stages"] = len(sizes) if self.stages is None else self.stages
         if self.own_routes:
             made["split.routes"] = "organisation"
+        if self.strangers:
+            made |= STRANGERS
         unsaid = (None, (), False)
         said = (made | self._apart).items()
         return {key: value for key, value in said if key and not any(value is one for one in unsaid)}

@@ -47,7 +47,7 @@ class HopMoved(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopDiffers(Event):
     """A trainer found that a replica says another thing of a tensor than the one that it got it from or sent it to, and
-    has no signature for it, or has signed both. The microbatch is set aside."""
+    has no signature for it, or has signed both. The microbatch is begun anew without it, or set aside."""
 
     step: int
     microbatch: MicrobatchId

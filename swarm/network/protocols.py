@@ -147,7 +147,7 @@ class Service(Protocol):
 class LinkStatistics:
     """Bytes on the wire since the endpoint opened, frames' headers included; by remote peer; of very many
     peers, those with the fewest together under no name. ``sent_by`` has what was sent by the name of the method that it
-    was sent for, too, as its question or its answer."""
+    was sent for, too, as its question or its answer; it goes on counting."""
 
     bytes_sent: Mapping[PeerId, int]
     bytes_received: Mapping[PeerId, int]

@@ -454,10 +454,10 @@ class Bounds:
 
     def arrived(self, work: StepWork, gradient: torch.Tensor) -> torch.Tensor:
         """Return a gradient that came, no longer than it may be."""
-        if not self.on(work):
+        if (usual := self._usual.get(work.version)) is None:
             return gradient
         length = self._came.setdefault(work.step, {})[work] = _length(gradient)
-        most = self._most(self._usual[work.version][1])
+        most = self._most(usual[1])
         return gradient if length <= most else gradient * (most / length)
 
     def far(self, work: StepWork, sender: PeerId) -> float:
@@ -473,12 +473,9 @@ class Bounds:
 
     def of(self, work: StepWork) -> dict[str, float]:
         """Return what is said of work that is added; nothing where it is not bounded."""
-        if not self.on(work):
+        if (usual := self._usual.get(work.version)) is None:
             return {}
-        return {
-            "most": self._most(self._usual[work.version][0]),
-            "arrived": self._came.get(work.step, {}).get(work, 0.0),
-        }
+        return {"most": self._most(usual[0]), "arrived": self._came.get(work.step, {}).get(work, 0.0)}
 
     def _most(self, usual: float) -> float:
         return self._influence * usual if usual else math.inf

@@ -83,9 +83,11 @@ class Adopt(JourneyMessage):
 
 
 class Drop(JourneyMessage):
-    """A trainer tells a replica that another does the work of this and all earlier attempts."""
+    """A trainer tells a replica that another does the work of this and all earlier attempts. With ``undo`` the
+    microbatch is begun anew: what was added of it is taken out of the sum, and nothing of it is kept."""
 
     hop: StageField
+    undo: bool = False
 
 
 class Recall(Message):

@@ -36,9 +36,10 @@ async def hash_of(payload: Payload | None) -> bytes:
     """Return the BLAKE3 of a payload; NOTHING of none. 0.1 to 0.3 ms a MiB."""
     if payload is None:
         return NOTHING
-    if memoryview(payload).nbytes < OFF_LOOP_BYTES:
-        return blake3(payload).digest()
-    return await asyncio.to_thread(lambda: blake3(payload).digest())
+    data = memoryview(payload).cast("B")
+    if data.nbytes < OFF_LOOP_BYTES:
+        return blake3(data).digest()
+    return await asyncio.to_thread(lambda: blake3(data).digest())
 
 
 class Content(NamedTuple):

@@ -33,6 +33,7 @@ QUICK = {
     "privacy": ("private_ends", "the_spy_sees"),
     "rescue": ("stage_whose_replicas_all_die",),
     "residuals": ("residual_of_a_replica_that_dies",),
+    "routes": ("nothing_of_a_microbatch_goes_abroad_whoever", "without_own_routes", "organisation_that_lacks"),
     "stalled_leader": ("live_leader_that_stands_still_is_replaced_within_a_minute[never_closes",),
     "strategies": ("replica_that_only_dials_out",),
     "thin_links": ("round_of_150_s",),

@@ -23,6 +23,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.events import (
     DigestMismatch,
     GradientsFarOut,
+    HopDiffers,
     JourneySetAside,
     PartsCapped,
     RoundVoid,
@@ -34,6 +35,7 @@ from swarm.membership.following import Following
 from swarm.membership.founder import Founder
 from swarm.network.protocols import Answer, Incoming
 from swarm.pipeline.compute import Contributed, Material, StageCompute
+from swarm.pipeline.seals import Sealed
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.sender import Sender
 from swarm.schema import Empty
@@ -191,6 +193,34 @@ def test_replica_that_hands_on_50_fold_gradients_is_named_and_nobody_else_where_
         for part, lengths in after.items():
             assert all(was / 2 <= now <= was * 2 for was, now in zip(before[part], lengths, strict=True))
         before = after
+
+
+# --- a receipt for another tensor than came ---------------------------------------------------------------------------
+
+
+def test_replica_that_claims_another_input_than_it_got_is_named_and_its_work_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lies = Sender.report_backward, set[MicrobatchId]()
+
+    async def report(sender: Sender, state: MicrobatchState, took: tuple[float, float] | None) -> None:
+        if PEER.get() == "host-0":
+            lies.add(state.work.microbatch)
+            state.hashes.input = Sealed(bytes(31) + b"1", state.hashes.input.signature)
+        await honest(sender, state, took)
+
+    monkeypatch.setattr(Sender, "report_backward", report)
+    swarm = SimSwarm(tmp_path, **LEARNS)
+    run_world(swarm.run())
+    assert lies
+    liar = swarm.peers["host-0"].endpoint.peer
+    named = swarm.events(HopDiffers)
+    assert {event.peer for event in named} == {liar}
+    assert lies <= {event.microbatch for event in named}
+    assert not swarm.events(JourneySetAside)
+    rows = [one for record in swarm.history()[1:] for one in record["committed"]]
+    assert lies <= {MicrobatchId(*one["microbatch"]) for one in rows}, "others have computed them"
+    assert all(liar not in one["route"] for one in rows)
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 

@@ -60,14 +60,13 @@ class Sender:
         except PeerError as error:
             await self.report_blocked(key, route, hop, "forward", error)
 
-    async def send_gradient(self, state: MicrobatchState, gradient: Payload | None) -> None:
-        """The input's gradient, to the stage before or home; nothing where the input was token ids. Its hash is
-        noted."""
+    async def send_gradient(self, state: MicrobatchState, gradient: Payload | None, hashed: bytes) -> None:
+        """The input's gradient, with its hash, to the stage before or home; nothing where the input was token ids."""
         key, route, hop = state.key, state.route, self._settings.stage - 1
         fields: dict[str, Any] = key._asdict()
         if gradient is None:
             return
-        seal = self._context.seals.seal(Across(key, hop, "backward"), state.hashes.sent)
+        seal = self._context.seals.seal(Across(key, hop, "backward"), hashed)
         if self._settings.first:
             await self._home(key, GRADIENT, InputGradient(**fields, seal=seal), gradient)
             return
@@ -97,8 +96,8 @@ class Sender:
         except PeerError as error:
             await self.report_blocked(state.key, state.route, self._settings.stage, "backward", error)
         else:
-            state.hashes.sent = await hash_of(gradient)
-            await self.send_gradient(state, gradient)
+            hashed = state.hashes.sent = await hash_of(gradient)
+            await self.send_gradient(state, gradient, hashed)
 
     async def _home(self, key: JourneyKey, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
         """To the trainer, whom nobody needs to tell that it cannot be reached: its deadlines deal with it."""

@@ -162,9 +162,19 @@ class StageServer:
             raise Refused("only its trainer drops a microbatch")
         if state is None or state.key.after != body.after or state.key.attempt > body.attempt:
             return DONE  # it is not the one that is meant
+        if body.undo:
+            return await self._undo(state)
         if state.accumulated or state.in_use:
             return DONE  # what is in the sum, or is just being added, is for the closing of the step to take out
         self._table.drop(state, "its trainer gave it to another replica")
+        return DONE
+
+    async def _undo(self, state: MicrobatchState) -> Empty:
+        if state.in_use or state.phase is Phase.TURNED_BACK:
+            raise Busy("it is just being added")
+        if state.accumulated:
+            await self._settling.reverse(state.work)
+        self._table.drop(state, "its trainer begins it anew")
         return DONE
 
     async def _on_attend(self, caller: PeerId, body: ProbeRequest) -> Empty:

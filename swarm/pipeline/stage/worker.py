@@ -168,11 +168,11 @@ class Worker:
 
         result = await self._compute(state, compute(), self._adding)
         self._tell_of(state, sender, result.far)
-        state.hashes.sent = await hash_of(result.gradient)
+        sent = state.hashes.sent = await hash_of(result.gradient)
         if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
             return
         self._added(state, self._took("backward", queued, started))
-        self._spawn(self._sender.send_gradient(state, result.gradient))
+        self._spawn(self._sender.send_gradient(state, result.gradient, sent))
 
     async def _turn_back(self, state: MicrobatchState, queued: float) -> None:
         """What the stage before waits for; the rest when there is nothing else to do, or at once where that would be
@@ -182,7 +182,7 @@ class Worker:
         work = self._context.compute.turn_back(material, graph, sender)
         contributed, rest = await self._compute(state, work, nullcontext())
         self._tell_of(state, sender, contributed.far)
-        state.hashes.sent = await hash_of(contributed.gradient)
+        sent = state.hashes.sent = await hash_of(contributed.gradient)
         if state.dropped:
             return
         state.took = self._took("backward", queued, started)
@@ -190,7 +190,7 @@ class Worker:
             self._spawn(self._sender.report_turned(state))
         elif state.accumulated:  # at the step's closing
             self._spawn(self._sender.report_backward(state, state.took))
-        self._spawn(self._sender.send_gradient(state, contributed.gradient))
+        self._spawn(self._sender.send_gradient(state, contributed.gradient, sent))
         if self._table.deferred_bytes <= self._settings.deferred_bytes:
             self._defer(state)
         elif state.start() == "weights":

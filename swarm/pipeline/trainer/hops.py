@@ -160,7 +160,8 @@ class RouteState:
 
     def __init__(self, route: Sequence[PeerId]) -> None:
         self.hops = [Hop(peer, {peer}) for peer in route]
-        self.attempt = 0
+        self.attempt = self.began = 0
+        """The newest attempt, and the first: mail of those before is of a way that was given up."""
         self.back = False
         self.home = False
         """Whether the first stage's gradient is here, or none is awaited."""

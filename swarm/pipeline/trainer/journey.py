@@ -16,7 +16,7 @@ from typing import Any, Literal
 from swarm.clock import Clock
 from swarm.compression.dense import INT32
 from swarm.device import Device
-from swarm.errors import PeerError, Refused, SwarmError, Violation
+from swarm.errors import PeerError, Refused, SwarmError, Unreachable, Violation
 from swarm.events import EventSink, GradientsFarOut, HopDiffers, HopMoved, JourneyStarted
 from swarm.ids import ENDS, JourneyKey, PeerId, RunId, StepWork
 from swarm.models.dropout import dropout_seed
@@ -65,6 +65,9 @@ from swarm.waiting import retry_while_busy
 
 logger = logging.getLogger(__name__)
 DROP_WITHIN_S = 5.0
+MOST_DIFFERING = 3
+"""A microbatch about which replicas differ so often is set aside. Before that it is begun anew each time, without one
+more of them where others are there."""
 RPCS: dict[str, tuple[Rpc[Any, Empty], type[JourneyMessage]]] = {
     "forward": (FORWARD, Forward),
     "resend": (RESEND, Resend),
@@ -113,6 +116,14 @@ class JourneyHooks:
 
 class Poisoned(Exception):
     """The microbatch cannot be computed, whoever tries: it is to be set aside. Handled by the trainer."""
+
+
+class Differs(Poisoned):
+    """Its replicas do not agree about what went from one to the other; ``peer`` is the one that is not believed."""
+
+    def __init__(self, peer: PeerId, why: str) -> None:
+        super().__init__(why)
+        self.peer = peer
 
 
 class OwnFailure(Poisoned):
@@ -210,8 +221,22 @@ class Journey:
 
     def __init__(self, context: JourneyContext, kept: IssuedMicrobatch, hooks: JourneyHooks) -> None:
         self._context, self._kept, self._hooks = context, kept, hooks
-        replicas = context.replicas.of(kept.work.version) if kept.work.early else context.replicas
-        self._state = JourneyState(replicas, context.stages, hosted=context.ends is None)
+        self._replicas = context.replicas.of(kept.work.version) if kept.work.early else context.replicas
+        self._without, self._differed = frozenset[PeerId](), 0
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._set_out(attempt=0)
+        self._wake = asyncio.Event()
+        self._bug: Exception | None = None
+        self._started = 0.0
+        self._queued_s = 0.0
+        self._compute_s: dict[int, float] = {}
+
+    def _set_out(self, attempt: int) -> None:
+        """Nothing is known of the microbatch but its batch."""
+        context, kept = self._context, self._kept
+        self._state = JourneyState(
+            self._replicas, context.stages, hosted=context.ends is None, attempt=attempt, without=self._without
+        )
         self.returned_s: float | None = None
         self._first: Payload = b""  # what the first stage is sent
         self._targets: Payload = b""  # hosted ends: what the last one is sent
@@ -222,12 +247,7 @@ class Journey:
         self._head: Any = None  # what the head is to add
         self._home_from: PeerId | None = None  # who sent the gradient home
         self._counts = Receipt(b"")
-        self._calls: dict[int, asyncio.Task[None]] = {}
-        self._wake = asyncio.Event()
-        self._bug: Exception | None = None
-        self._started = 0.0
-        self._queued_s = 0.0
-        self._compute_s: dict[int, float] = {}
+        kept.clear()
 
     @property
     def key(self) -> JourneyKey:
@@ -240,11 +260,23 @@ class Journey:
         return self._state.way.route
 
     async def travel(self) -> FinishedJourney:
-        """Go all the way, whoever fails on it; wait while a stage has nobody.
+        """Go all the way, whoever fails on it; wait while a stage has nobody. Where replicas differ about what they
+        sent each other nothing of that way counts, and another is gone without the one that is not believed.
 
         Raises Poisoned when it is the microbatch's own fault, WrongStep when the step was closed meanwhile. Cancelling
         abandons the microbatch: replicas forget it when the step closes.
         """
+        while True:
+            try:
+                return await self._travel()
+            except Differs as differs:
+                self._differed += 1
+                if self._differed >= MOST_DIFFERING or not await self._undone():
+                    raise
+                self._without |= {differs.peer}
+                self._set_out(self._state.way.attempt + 1)
+
+    async def _travel(self) -> FinishedJourney:
         state = self._state
         try:
             self._do(state.begin(self._now()))
@@ -284,7 +316,30 @@ class Journey:
         stage, peer, why = found
         self._context.events.emit(HopDiffers(step=step, microbatch=microbatch, peer=peer, stage=stage, reason=why))
         self._context.replicas.wiring.fail(stage, peer, now=self._now(), reason=why)
-        raise Poisoned(f"stage {stage}: {peer} {why}")
+        raise Differs(peer, f"stage {stage}: {peer} {why}")
+
+    async def _undone(self) -> bool:
+        """Have everybody who was ever given a hop take the microbatch out again, and forget it. False where one did
+        not: then it cannot be begun anew, since that one may have it in its sum. Who cannot be reached is left out."""
+        hops, within_s = enumerate(self._state.way.hops), self._context.send_timeout_s
+        asked = [(peer, at) for at, hop in hops for peer in sorted(hop.named)]
+        results = await asyncio.gather(*(self._undo(*one, within_s) for one in asked), return_exceptions=True)
+        for (peer, _), result in zip(asked, results, strict=True):
+            if isinstance(result, Unreachable):
+                self._without |= {peer}
+            elif isinstance(result, PeerError):
+                return False
+            elif isinstance(result, BaseException):
+                raise result
+        return True
+
+    async def _undo(self, peer: PeerId, at: int, within_s: float) -> None:
+        body = Drop(**self.key._asdict(), hop=at, undo=True)
+
+        async def call() -> None:
+            await self._context.endpoint.call(peer, DROP, body, timeout_s=within_s)
+
+        await retry_while_busy(call, self._context.clock, within_s=within_s)
 
     async def _past(self, phase: JourneyPhase) -> None:
         """Wait until the journey is past a phase; what fails meanwhile is repaired."""

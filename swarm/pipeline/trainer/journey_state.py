@@ -39,10 +39,21 @@ _UNDER_WAY = frozenset({JourneyPhase.FORWARD, JourneyPhase.LOSS, JourneyPhase.BA
 
 
 class JourneyState:
-    """One journey, from the choice of its route to its one end, of which ``why`` is the reason."""
+    """One journey, from the choice of its route to its one end, of which ``why`` is the reason. One that was begun anew
+    has a first ``attempt`` above those before, and goes ``without`` some where others are there."""
 
-    def __init__(self, replicas: ReplicaChoice, stages: int, *, hosted: bool) -> None:
+    def __init__(
+        self,
+        replicas: ReplicaChoice,
+        stages: int,
+        *,
+        hosted: bool,
+        attempt: int = 0,
+        without: frozenset[PeerId] = frozenset(),
+    ) -> None:
         self.way, self.phase, self.why = RouteState(()), JourneyPhase.CHOOSING, ""
+        self.way.attempt = self.way.began = attempt
+        self._without = without
         self.way.home = hosted  # token ids have no gradient
         self._replicas, self._stages, self._hosted = replicas, stages, hosted
         self._asked: list[Directive] = []
@@ -66,13 +77,14 @@ class JourneyState:
     def begin(self, now: float) -> list[Directive]:
         """Choose a route; pauses while a stage has nobody."""
         while (stage := self.way.last + 1) < self._stages:
-            chosen = self._replicas.choose(stage, (), now)
+            chosen = self._replicas.choose(stage, self._without, now) or self._replicas.choose(stage, (), now)
             if chosen is None:
                 typical_s = self._replicas.wiring.typical_seconds(stage)
                 self._choosing = self._choosing or ExponentialBackoff(typical_s)
                 self._decide(PauseHop(stage, self._choosing.pause_s()), f"stage {stage} has nobody to choose")
                 return self._decided()
             self.way.extend(chosen[0])
+            self.way.hops[-1].tried |= self._without
             self._choosing = None
         self._enter(JourneyPhase.EMBEDDING, "every stage has a replica")
         return self._decided()
@@ -174,7 +186,7 @@ class JourneyState:
         """Raises Refused for mail about a hop that its sender was never asked to do, or of an attempt to come."""
         if self.phase in (JourneyPhase.CHOOSING, JourneyPhase.EMBEDDING) or not self.way.ever_named(at, caller):
             raise Refused(f"{caller} is not on the route of this microbatch")
-        if attempt > self.way.attempt:
+        if not self.way.began <= attempt <= self.way.attempt:
             raise Refused(f"attempt {attempt}: attempt {self.way.attempt} is awaited")
         self._replicas.silence.heard(caller, now)
 
@@ -242,7 +254,7 @@ class JourneyState:
     def blocked(self, caller: PeerId, body: Blocked, now: float) -> list[Directive]:
         """A replica could not compute the microbatch, or not hand it on. Raises Refused from one that was never asked
         about that hop or one beside it."""
-        if body.hop > self.way.last or body.attempt > self.way.attempt:
+        if body.hop > self.way.last or not self.way.began <= body.attempt <= self.way.attempt:
             raise Refused("no such hop, or attempt, of this microbatch")
         near = next((at for at in (body.hop, body.hop - 1, body.hop + 1) if self.way.ever_named(at, caller)), None)
         if near is None:

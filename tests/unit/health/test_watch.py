@@ -285,25 +285,6 @@ async def test_watch_tells_of_members_that_are_ahead(ring: Ring) -> None:
 
 
 @ringed
-async def test_watch_checks_at_once_and_returns_when_all_have_answered_or_are_gone(ring: Ring) -> None:
-    well, dead = FAR
-    silent = NEAR[0]
-    ring.network.kill(dead)
-    ring.neighbours[silent].silent = True
-    async with ring.watching():
-        await ring.watch.check([well], "a call failed")
-        assert asyncio.get_running_loop().time() == 0.0
-        await ring.watch.check([well, dead, silent, ME, PeerId("stranger")], "a call failed")
-        assert set(ring.watch.gone) == {dead, silent}
-        # That it takes the word of the other's loss is a sign of life: its misses are counted anew.
-        assert asyncio.get_running_loop().time() <= CHECK_S
-        before = asyncio.get_running_loop().time()
-        await ring.watch.check([dead, silent], "again")
-        await ring.watch.check([], "nobody")
-        assert asyncio.get_running_loop().time() == before
-
-
-@ringed
 async def test_watch_that_does_not_run_checks_nobody(ring: Ring) -> None:
     ring.network.kill(NEAR[0])
     await ring.watch.check([NEAR[0]], "a call failed")
@@ -471,18 +452,6 @@ async def test_watch_of_a_roster_without_the_dead_loses_nobody(ring: Ring) -> No
         ring.network.kill(NEAR[1])
         await asyncio.sleep(60.0)
     assert ring.news == []
-
-
-@ringed
-async def test_watch_of_one_whose_other_watchers_are_gone_finds_it_gone_too(ring: Ring) -> None:
-    """Nobody is left who asked it: the living close the ring."""
-
-    dead = watched(ME, EVERYBODY, len(NEAR) + 1)
-    for peer in dead:
-        ring.neighbours[peer].silent = True
-    async with ring.watching():
-        await asyncio.sleep(30.0)
-        assert set(ring.watch.gone) == set(dead)
 
 
 # --- who tells whom --------------------------------------------------------------------------------------------------

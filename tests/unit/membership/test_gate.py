@@ -232,15 +232,6 @@ def test_one_voter_has_few_orders_pending_and_those_of_the_issuers_come_through(
     assert made.orders == (order,)
 
 
-def test_order_of_a_voter_that_left_is_forgotten() -> None:
-    made, at = gate(), At(record(4, more=(OTHER,)))
-    made.follow(at, ISSUER.peer)
-    made.take(revocation().with_signature(OTHER))
-    at.head = record(5)
-    assert not made.orders
-    assert made._pending == {}
-
-
 @pytest.mark.parametrize("peer", ["", "12D3KooW"])
 def test_order_about_nobody_breaks_no_gate(peer: str) -> None:
     made = gate()

@@ -20,7 +20,6 @@ from swarm.errors import (
     PeerError,
     Refused,
     RunEnded,
-    StateError,
     Superseded,
     Unadmitted,
     Unreachable,
@@ -331,33 +330,6 @@ async def test_joiner_asks_no_liar_again(world: World) -> None:
     world.broken = [(1000, Violation("not what its hash says", peer=DONOR))]
     await world.joining.run(CONTACT)
     assert [set(donors) for _, _, donors in world.downloads] == [{DONOR, OTHER}, {OTHER, CONTACT}]
-
-
-async def test_joiner_whose_stage_has_changed_before_it_held_anything_builds_the_right_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its first choice got a replica meanwhile: the part that was built for it is of no use."""
-    world = World(monkeypatch, stage=None)
-    thin = Roster([listed(DONOR), listed(OTHER, part="stage-1"), listed(CONTACT, "trainer", "ends")])
-    full = {
-        "stage-0": Roster([*thin.members, listed("N")]),
-        "stage-1": Roster([*thin.members, listed("N", part="stage-1")]),
-    }
-    world.run.decisions[-1] = signed(world.run.head.model_copy(update={"roster": thin.members}))
-    downloaded: list[str] = []
-
-    async def run(self: Fetching, donors: Sequence[PeerId]) -> None:
-        downloaded.append(self.part.spec.name)
-        if len(downloaded) == 1:
-            after = full[self.part.spec.name]
-            world.run.decisions[-1] = signed(self.record.model_copy(update={"roster": after.members}))
-            world.start = [WrongStep("gone on")]
-            raise StateError("the link broke")
-
-    monkeypatch.setattr(Fetching, "run", run)
-    await world.joining.run(CONTACT)
-    assert sorted(downloaded) == ["stage-0", "stage-1"]
-    assert world.situation.part == downloaded[1]
 
 
 async def test_joiner_that_comes_with_the_last_step_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

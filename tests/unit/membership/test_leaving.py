@@ -18,7 +18,6 @@ from swarm.errors import (
     RunEnded,
     Superseded,
     Unreachable,
-    Violation,
     WrongStep,
 )
 from swarm.events import Draining, Waiting
@@ -180,27 +179,6 @@ async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_as
     await home.asked(6)
     await asyncio.sleep(1.0)
     assert home.situation.waiting_for == "all have been asked to leave", "nor have they asked its next leader"
-    await stop(going)
-
-
-async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_step() -> None:
-    home = Home()
-    home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Violation("forged")]
-    going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("swarm drain", Ending.DONE)
-    await home.asked(1)
-    closed = await home.close()
-    home.bench.replenish()
-    await home.asked(2)
-    closed = await home.close(closed)
-    home.bench.replenish()
-    third = await home.asked(3)
-    assert [body.step for _, body in home.calls.asked] == [1, 2, 3]
-    assert third.step == closed.step + 1
-    await eventually(lambda: home.situation.waiting_for == "forged")
-    said = [event.what for event in home.events.of(Waiting)]
-    assert said == ["it holds the only replica", "the next step: it is too late", "forged"]
-    assert home.leaving.ask("again", Ending.DONE) == "draining: forged"
     await stop(going)
 
 

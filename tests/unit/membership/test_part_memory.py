@@ -148,19 +148,3 @@ def test_last_stage_with_head_has_one_graph_at_a_time(monkeypatch: pytest.Monkey
         part_memory.GraphMemory(around, cast(Any, part), "auto", journeys=32).follow(roster(1))
         told[name] = part.told
     assert told == {"stage-0": [True], "stage-1": [False]}
-
-
-def test_stage_takes_more_graphs_than_usual_only_as_far_as_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that activations are not computed again for journeys that hardly ever are under way at once."""
-    manifest = manifest_of(batch={"microbatches_per_step": 400})
-    spec = rules.spec_of(manifest, PartName("stage-0"))
-    graph = graph_bytes(manifest.model, spec, manifest.batch.microbatch_size)
-    still = training_bytes(manifest.model, spec, exact=manifest.run.reproducible) - 3 * 4 * 1000
-    for room, expected in ((40, 40), (32, 32), (300, 200)):
-        monkeypatch.setattr(
-            sim_device, "free_memory", lambda device, left=still + int(room * graph / GRAPH_SHARE) + 4: left
-        )
-        part = Part(spec, 1000)
-        memory = part_memory.GraphMemory(around_of(manifest), cast(Any, part), "auto", journeys=200)
-        memory.follow(roster(1))
-        assert (part.told, memory.expected) == ([False], (expected, graph))

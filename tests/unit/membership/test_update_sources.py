@@ -298,18 +298,6 @@ async def test_desk_lets_nobody_stand_by_for_what_it_does_not_hold_or_when_it_is
     assert bench.kept == []
 
 
-async def test_desk_keeps_updates_for_a_member_that_asks_for_them_all_the_same() -> None:
-    """One that was cut off takes part by name only, and catches up as an observer."""
-    bench, observer, part = await following(DONOR)
-    inside = Roster([*WIDE.members, listed(JOINER)])
-    await bench.close(inside)
-    for _ in range(4):
-        await observer.follow()
-        await bench.close()
-    assert (await observer.follow()).step == bench.run.head.step
-    assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
-
-
 # --- a guide that gives nothing ----------------------------------------------------------------------------------
 
 

@@ -13,20 +13,14 @@ import pytest
 from peers.checkpoints import writer as checkpoints
 from peers.checkpoints.writer import MAX_WAITING, CheckpointWriter, Periods
 from swarm.events import CheckpointFailed, CheckpointWritten
-from swarm.ids import ENDS, stage_part
+from swarm.ids import ENDS
 from swarm.state.checkpoints.files import clear_bare, part_path, step_directory
 from swarm.state.checkpoints.parts import held, latest, read_manifest, steps
-from swarm.state.checkpoints.proof import proof_in
 from tests.harness.rigs.peers import PARTS, BrokenDisk, EventList, FakeClock, KeptRun, install
 
 
 def writer(root: Path, heard: EventList, *, every: int | None = 10, kept: int | None = None) -> CheckpointWriter:
     return CheckpointWriter(root, Periods.of(100, every), 100, kept=kept, events=heard, clock=FakeClock())
-
-
-def hidden(root: Path) -> list[Path]:
-    """What is left of writing."""
-    return list(root.rglob(".*"))
 
 
 async def write_step(run: KeptRun, step: int, writers: list[CheckpointWriter]) -> None:
@@ -61,20 +55,6 @@ async def test_machines_that_write_at_their_own_steps_have_a_whole_checkpoint_be
     assert steps(roots[0]) == (0, 20, 30, 38, 39)
 
 
-async def test_writers_of_a_machine_make_one_checkpoint_that_proves_itself(tmp_path: Path, run: KeptRun) -> None:
-    heard = EventList()
-    writers = [writer(tmp_path, heard) for _ in PARTS]
-    await write_step(run, 0, writers)
-    await write_step(run, 1, writers)
-    assert latest(tmp_path) == 1
-    proof = proof_in(read_manifest(tmp_path, 1), run.manifest.run_id)
-    assert proof.standing() == "decided"
-    assert proof.record == run.decisions[1].record
-    assert len(heard.of(CheckpointWritten)) == 2 * len(PARTS)
-    assert not heard.of(CheckpointFailed)
-    assert hidden(tmp_path) == []
-
-
 async def test_writer_that_died_does_not_keep_the_next_one_out(tmp_path: Path, run: KeptRun) -> None:
     record = run.decide(0).record
     path = part_path(tmp_path, 0, ENDS)
@@ -85,20 +65,6 @@ async def test_writer_that_died_does_not_keep_the_next_one_out(tmp_path: Path, r
     await writer(tmp_path, heard).write(run.states(0)[ENDS], record)
     assert len(heard.of(CheckpointWritten)) == 1
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["ends.safetensors", "record.json"]
-
-
-async def test_writer_with_the_proof_improves_a_record_without(tmp_path: Path, run: KeptRun) -> None:
-    run.decide(0)
-    decision, states = run.decide(1), run.states(1)
-    await writer(tmp_path, EventList()).write(states[ENDS], decision.record)
-    assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "unproven"
-    knowing = writer(tmp_path, EventList())
-    for one in run.decisions:
-        knowing.heard(one)
-    await knowing.write(states[stage_part(0)], decision.record)
-    assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "decided"
-    await writer(tmp_path, EventList()).write(states[stage_part(1)], decision.record)
-    assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "decided"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from swarm.errors import ConfigError
 from swarm.ids import PartName
 from swarm.models.registry import family_of
 from tests.harness.rigs.clocks import FakeClock
-from tests.harness.rigs.foreign import foreign_model
 
 GPT = {"vocab_size": 300, "dim": 32, "layers": 4, "heads": 2, "context": 16}
 STAGE = PartName("stage-0")
@@ -72,16 +70,6 @@ def test_bench_measures_a_stage_and_reckons_the_whole(ends: str, model: dict[str
     )
     assert speed.whole_s == pytest.approx(whole / bare, rel=1e-9), "a pass took one second"
     assert speed.whole_s > 2 * (speed.stage_s if ends == "private" else 1)
-
-
-def test_bench_measures_a_model_of_transformers() -> None:
-    pytest.importorskip("transformers")
-    run = SimpleNamespace(
-        model=foreign_model("llama"), split=manifest().split, batch=manifest().batch, run=manifest().run,
-        averaging=manifest().averaging, optimizer=manifest().optimizer,
-    )  # fmt: skip
-    speed = DeviceBench(run, "cpu", 1, Steady()).speed(STAGE, within_s=100)  # type: ignore[arg-type]
-    assert speed.stage_s > 0
 
 
 def test_bench_measures_one_layer_of_a_large_stage_and_few_rows_where_time_is_short(

@@ -156,18 +156,6 @@ def packed_blocks(packed: bytes) -> int:
     return at
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_flaws_cost_each_its_row(tmp_path: Path, texts: list[str], kind: str) -> None:
-    rows = rows_of(kind, texts)
-    bad = set(random.Random(5).sample(range(2, ROWS), 200))
-    places = {n + len(rows) - ROWS for n in bad}
-    rows = [broken(kind, row) if place in places else row for place, row in enumerate(rows)]
-    (tmp_path / f"a.{kind}").write_bytes(b"".join(rows))
-    found, left_out = read(tmp_path / f"a.{kind}")
-    assert same(kind, found, [text for n, text in enumerate(texts) if n not in bad])
-    assert (left_out.records, left_out.size) == (200, sum(len(rows[place]) for place in places))
-
-
 @pytest.mark.parametrize(
     ("row", "records"),
     [

@@ -79,6 +79,16 @@ def test_new_says_what_the_run_is_like_and_who_can_read_the_text(
     assert [f"{label}: {text}" for label, text in told] == snapshot
 
 
+def test_new_for_strangers_checks_what_peers_compute_and_says_so(file: Path, tokenizer: Path) -> None:
+    file.write_text("[run]\nsteps = 9\n")
+    made = founded(Foundation(file=file, tokenizer=tokenizer, strangers=True))
+    assert (made.manifest.averaging.guard, made.manifest.averaging.check) == ("leave-out", 0.02)
+    assert dict(summary(made))["checks"] == (
+        "sums far from the others are left out; 2 % of the means are computed again; "
+        "no microbatch weighs more than 2 times the usual"
+    )
+
+
 def test_new_says_which_parts_one_peer_alone_will_hold(file: Path, tokenizer: Path) -> None:
     file.write_text("[run]\ncopies = 0\nstart_when = { stage_hosts = 3, trainers = 1 }\n")
     told = dict(summary(founded(Foundation(file=file, tokenizer=tokenizer))))

@@ -28,6 +28,11 @@ def test_every_method_that_carries_a_payload_has_a_kind() -> None:
     assert {name for name in METHODS if name.startswith(carrying) and kind_of(name) == OTHER} == beside
     assert {kind_of(name) for name in METHODS} == {*KINDS, OTHER}
     assert kind_of("") == OTHER
+    assert [kind_of(f"observe/1/{verb}") for verb in ("next", "ahead", "start")] == [
+        "averaging",
+        "averaging",
+        "records",
+    ]
 
 
 def test_bytes_are_told_by_receiver_without_ourselves_and_add_up() -> None:

@@ -419,14 +419,6 @@ def test_an_invite_is_followed_by_an_observer(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_name_that_means_nothing_is_refused_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert swarm(["top", "ottre"]) == 2
-    told = capsys.readouterr().err
-    assert "'ottre' is no directory, no peer of this machine, and no invite" in told
-    assert "an invite begins with swarm1:" in told
-
-
-@pytest.mark.usefixtures("terminal")
 def test_no_peer_here_is_said_as_swarm_peers_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert swarm(["peers"]) == 3
     told = capsys.readouterr().err

@@ -6,12 +6,13 @@ import statistics
 from collections import Counter
 
 import pytest
+import torch
 
 from swarm.errors import Refused
 from swarm.health.heartbeat import HeartbeatReply
 from swarm.health.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health, watched
 from swarm.ids import MicrobatchId, PeerId, StepWork
-from swarm.pipeline.compute import NormGate
+from swarm.pipeline.compute import Bounds, NormGate
 from swarm.pipeline.stage.table import WorkQueue
 from swarm.pipeline.trainer.flight import WAITING, InFlight, journeys_in_flight
 from swarm.pipeline.wiring import Wiring
@@ -281,6 +282,39 @@ def test_gate_refuses_the_500_fold_of_what_is_usual_and_no_honest_norm() -> None
     assert [gate.check(A, norm) for norm in honest] == [None] * 512
     assert gate.check(B, 500 * statistics.median(honest)) is not None
     assert max(honest) > 8 * statistics.median(honest)
+
+
+def come(bounds: Bounds, position: int, length: float, sender: PeerId, step: int = 5) -> tuple[float, float]:
+    """How long a gradient is that came with this length, and what is told of its sender."""
+    work = StepWork(step, MicrobatchId(PeerId("t"), "00" * 8, 0, position))
+    kept = float(bounds.arrived(work, torch.full((1,), length)).abs().sum())
+    return kept, bounds.far(work, sender)
+
+
+def test_bounds_scale_down_what_is_too_long_and_tell_of_who_sends_it_again_and_again() -> None:
+    bounds = Bounds()
+    assert come(bounds, 0, 1e9, A) == (1e9, 0.0), "nothing is bounded"
+    bounds.open(4, (1.0, 2.0), 2.0)
+    assert come(bounds, 0, -3.0, A) == (3.0, 0.0)
+    assert [come(bounds, position, -100.0, A) for position in range(2)] == [(4.0, 0.0)] * 2, "it may be honest"
+    assert come(bounds, 2, 31.0, A) == (4.0, 0.0), "not so long"
+    assert come(bounds, 3, 100.0, B) == (4.0, 0.0), "another's"
+    assert [come(bounds, position, 100.0, A)[1] for position in range(4, 7)] == [50.0, 0.0, 0.0], "once a step"
+    bounds.open(5, (1.0, 2.0), 2.0)
+    assert [come(bounds, position, 100.0, A, step=6)[1] for position in range(3)] == [0.0, 0.0, 50.0]
+
+
+def test_bounds_of_what_no_record_knows_are_none() -> None:
+    bounds, work = Bounds(), StepWork(1, MicrobatchId(PeerId("t"), "00" * 8, 0, 0))
+    assert bounds.of(work) == {}
+    bounds.open(0, (0.0, 0.0), 2.0)
+    assert come(bounds, 0, 1e9, A, step=1) == (1e9, 0.0)
+    assert bounds.of(work) == {"most": math.inf, "arrived": 1e9}, "its length is measured, for the record"
+    bounds.open(1, (3.0, 0.0), 2.0)
+    assert bounds.of(StepWork(2, work.microbatch)) == {"most": 6.0, "arrived": 0.0}
+    early = StepWork(2, work.microbatch, early=True)
+    assert bounds.of(early)["most"] == math.inf, "it is computed with the parameters of the record before"
+    assert not bounds.on(StepWork(4, work.microbatch))
 
 
 def misses(health: Health, times: list[float]) -> list[str | None]:

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from swarm.errors import Violation
+from swarm.errors import Refused, Violation
 from swarm.events import HopDiffers, JourneySetAside
 from swarm.ids import JourneyKey, PeerId
 from swarm.pipeline.seals import NOTHING, OFF_LOOP_BYTES, Across, Content, Sealed, Shown, differing, hash_of
 from swarm.pipeline.stage.microbatch_state import Hashes
+from swarm.pipeline.trainer.journey import MOST_DIFFERING, Differs, Journey
+from swarm.pipeline.trainer.journey_state import JourneyState
+from swarm.pipeline.trainer.pace import ReplicaChoice
+from swarm.pipeline.wiring import Wiring
 from tests.harness.rigs.pipeline import TRAINER, Crew, microbatch, seals
 
 A, A_OTHER, B = PeerId("a0"), PeerId("a1"), PeerId("b0")
@@ -139,6 +143,7 @@ def test_a_signature_is_of_one_tensor_of_one_hop_of_one_microbatch_after_one_rec
 async def test_a_large_payload_has_the_same_hash_beside_the_loop() -> None:
     large = bytes(OFF_LOOP_BYTES + 1)
     assert await hash_of(large) == await hash_of(memoryview(bytearray(large))) == blake3(large).digest()
+    assert await hash_of(memoryview(bytearray(large[:-1])).cast("f")) == blake3(large[:-1]).digest()
     assert await hash_of(None) == NOTHING
 
 
@@ -163,11 +168,8 @@ class Denying(Hashes):
         return super().content._replace(output=OTHER)
 
 
-async def test_replica_that_denies_what_it_sent_is_named_and_nothing_of_it_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    crew = await Crew.of([[A, A_OTHER], [B]])
-    table, told = crew.replicas[A].server._table, Denying.told
+def have_it_lie(crew: Crew, peer: PeerId, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = crew.replicas[peer].server._table
     add = table._add
 
     def with_lies(state: Any) -> Any:
@@ -175,12 +177,78 @@ async def test_replica_that_denies_what_it_sent_is_named_and_nothing_of_it_count
         return add(state)
 
     monkeypatch.setattr(table, "_add", with_lies)
-    leader = await crew.feed(4)
+
+
+async def test_what_a_replica_denies_to_have_sent_is_computed_anew_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, crew = await Crew.of([[A_OTHER], [B]]), await Crew.of([[A, A_OTHER], [B]])
+    have_it_lie(crew, A, monkeypatch)
+    told = Denying.told
+    leader = await crew.feed(6)
     assert Denying.told > told, "it had nothing to lie about"
-    named = crew.side.events.of(HopDiffers)
-    assert {(event.stage, event.peer) for event in named} == {(0, A)}
+    assert {(event.stage, event.peer) for event in crew.side.events.of(HopDiffers)} == {(0, A)}
+    assert leader.aside == {}
+    assert {journey.route for journey in leader.finished} == {(A_OTHER, B)}
+    await honest.feed(6)
+    assert crew.replicas[A].part.held == {}
+    for peer in (A_OTHER, B):
+        assert crew.replicas[peer].part.held == honest.replicas[peer].part.held
+    assert crew.side.part.held == honest.side.part.held
+
+
+async def test_who_is_gone_when_a_microbatch_is_begun_anew_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = await Crew.of([[A, A_OTHER], [B]])
+    have_it_lie(crew, A, monkeypatch)
+    compare = Journey._compare
+
+    def compare_and_kill(journey: Journey) -> None:
+        try:
+            compare(journey)
+        except Differs:
+            if not crew.struck:
+                crew.kill(A)
+            raise
+
+    monkeypatch.setattr(Journey, "_compare", compare_and_kill)
+    leader = await crew.feed(4)
+    assert crew.struck == [A]
+    assert leader.aside == {}
+    assert {journey.route for journey in leader.finished} == {(A_OTHER, B)}
+    assert len(leader.finished) == 4
+
+
+async def test_what_cannot_be_taken_out_again_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = await Crew.of([[A, A_OTHER], [B]])
+    have_it_lie(crew, A, monkeypatch)
+    asked = []
+
+    async def refuse(state: Any) -> Any:
+        asked.append(state.work.microbatch)
+        raise Refused("never")
+
+    monkeypatch.setattr(crew.replicas[A].server, "_undo", refuse)
+    leader = await crew.feed(4)
+    assert asked
+    assert set(asked) == set(leader.aside) == {event.microbatch for event in crew.side.events.of(JourneySetAside)}
     assert all(A not in journey.route for journey in leader.finished)
-    assert {event.microbatch for event in named} == set(leader.aside)
-    assert {event.microbatch for event in crew.side.events.of(JourneySetAside)} == set(leader.aside)
-    assert len(leader.finished) + len(leader.aside) == 4
     assert set(crew.side.part.held) == {journey.key.microbatch for journey in leader.finished}
+
+
+async def test_microbatch_about_which_the_only_replica_lies_again_and_again_is_set_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crew = await Crew.of([[A], [B]])
+    have_it_lie(crew, A, monkeypatch)
+    leader = await crew.feed(1)
+    assert len(crew.side.events.of(HopDiffers)) == MOST_DIFFERING
+    assert leader.aside == {microbatch(0): "stage 0: a0 differs about what it got, or sent, on the way out"}
+    assert leader.finished == []
+    assert crew.held(B) == {microbatch(0)}, "the closing of the step takes it out"
+
+
+async def test_mail_of_the_way_before_counts_for_nothing_in_the_next() -> None:
+    state = JourneyState(ReplicaChoice(wiring=Wiring([[A], [B]], seed=1)), 2, hosted=False, attempt=4)
+    state.begin(0.0)
+    state.embedded(0.0)
+    with pytest.raises(Refused, match="attempt 3"):
+        state.check_sender(A, 3, 0, 0.0)
+    state.check_sender(A, 4, 0, 0.0)

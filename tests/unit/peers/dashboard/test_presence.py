@@ -48,15 +48,6 @@ def test_a_link_to_itself_is_no_link() -> None:
     assert [(link["from"], link["to"]) for link in overview.document(200.0)["links"]] == [(OTTER, TERN)]
 
 
-def test_run_whose_steps_do_not_close_is_stalled_and_says_who_is_silent() -> None:
-    overview = seen()
-    for at in (107.0, 126.0, 127.0):
-        overview.look(look({OTTER: vitals(), HERON: vitals()}, unanswered={TERN: "stalled"}))
-        state = overview.document(at)
-    assert (state["state"], state["fresh"]) == ("stalled", True)
-    assert state["why"] == "no step has closed for 21 s, where one took 1.0 s; no answer from tern"
-
-
 def test_run_of_which_nobody_answers_is_away_and_its_figures_are_old() -> None:
     overview = seen()
     overview.look(look({OTTER: vitals()}))
