@@ -40,4 +40,11 @@ class Expected:
         return self.what == what and fnmatchcase(name, self.name)
 
 
-EXPECTED: tuple[Expected, ...] = ()
+TWO_LEADERS = "one leader's attempt leaves nobody out that others hear: another tries as well"
+NO_LONGER = "nobody waits long for the last to accept or to hear of a record once enough have"
+
+EXPECTED: tuple[Expected, ...] = (
+    *(Expected(what, "twin", "*", TWO_LEADERS) for what in ("weights", "events", "counts")),
+    *(Expected(what, "no-majority", "*", TWO_LEADERS) for what in ("weights", "events", "counts")),
+    *(Expected(what, "kill-server", "*", NO_LONGER) for what in ("events", "counts")),
+)

@@ -283,7 +283,7 @@ STORIES: Mapping[str, Story] = {
     "restart-trainer": Story(
         steps(7), (*kill("trainer-0", at=fed("trainer-0")), back("trainer-0")), shows=ready_again("trainer-0")
     ),
-    "twin": Story(steps(4), (Strike("twin", work("host-1"), faults.Twin("host-1")),)),
+    "twin": Story(steps(6), (Strike("twin", work("host-1"), faults.Twin("host-1")),)),
     # Who comes and goes.
     "join-host": Story(steps(6), acts=(joins("stage"),), shows=ready("late")),
     "join-trainer": Story(steps(6), acts=(joins("trainer"),), shows=ready("late")),

@@ -83,7 +83,7 @@ def test_replica_that_dies_takes_what_it_learnt_with_it_and_the_others_go_on(tmp
         Strike("mid-step", On(Accumulated, peer="host-1", where={"step": 2}, nth=3), Kill(("host-1",))),
         Strike("trainer", On(JourneyCompleted, peer="trainer-1", where={"step": 3}, nth=2), Kill(("trainer-1",))),
     ]
-    plan = live_through(swarm, tmp_path, *strikes, steps=STEPS, timeout_s=600.0, not_promised="I3")
+    plan = live_through(swarm, tmp_path, *strikes, steps=STEPS, timeout_s=600.0, not_promised=("I3",))
     assert plan.counts == {"kill": 2}
     assert not swarm.events(ContributionReversed)
     assert not swarm.events(ContributionReplayed)
@@ -96,7 +96,8 @@ def test_replica_that_was_cut_off_comes_back(tmp_path: Path) -> None:
         tmp_path, averaging=IN_TURN, may_fail=True, stage_s={"forward": 0.1, "backward": 0.2}, links=LINKS, **shape
     )
     pause = Strike("pause", On(StepClosed, peer="host-1", where={"step": 2}), Pause(("host-1",), 15.0))
-    live_through(swarm, tmp_path, pause, steps=12, timeout_s=1200.0, not_promised="I3")
+    # I14: a step opens 5 s after the pause, without its word, and each trainer tries it with one microbatch then.
+    live_through(swarm, tmp_path, pause, steps=12, timeout_s=1200.0, not_promised=("I3", "I14"))
     assert not swarm.events(DigestMismatch)
     assert [event.again for event in swarm.peers["host-1"].events.of(PeerReady)] == [False, True]
 
@@ -136,7 +137,7 @@ def test_replicas_push_to_one_other_and_wait_for_nobody(tmp_path: Path) -> None:
     pushed = {**MIXED, "strategy": "push-sum"}
     swarm = four_of_one_stage(tmp_path, pushed)
     slow = Strike("slow", On(StepClosed, peer="host-3", where={"step": 1}), SlowDevice("host-3", 10.0))
-    live_through(swarm, tmp_path, slow, steps=STEPS, timeout_s=3000.0, not_promised="I3")
+    live_through(swarm, tmp_path, slow, steps=STEPS, timeout_s=3000.0, not_promised=("I3",))
     mixed = swarm.events(Mixed)
     assert {event.own for event in mixed} <= {"pushed", "pushed again", "kept"}
     assert all(event.left_out for event in mixed if event.own == "kept")
@@ -149,7 +150,7 @@ def test_replicas_mix_in_groups_that_swap_and_wait_for_nobody(tmp_path: Path) ->
     """Four replicas of one stage, on a grid of two by two; one is ten times as slow."""
     swarm = four_of_one_stage(tmp_path, MIXED)
     slow = Strike("slow", On(StepClosed, peer="host-3", where={"step": 1}), SlowDevice("host-3", 10.0))
-    live_through(swarm, tmp_path, slow, steps=STEPS, timeout_s=3000.0, not_promised="I3")
+    live_through(swarm, tmp_path, slow, steps=STEPS, timeout_s=3000.0, not_promised=("I3",))
     mixed = swarm.events(Mixed)
     assert {event.members for event in mixed} == {2}
     assert {event.averaged for event in mixed if event.step == 1} == {2}
@@ -164,7 +165,7 @@ def test_replicas_mix_in_groups_that_swap_and_wait_for_nobody(tmp_path: Path) ->
 def test_replica_that_hangs_costs_its_group_one_deadline_and_is_averaged_again(tmp_path: Path) -> None:
     swarm = four_of_one_stage(tmp_path, MIXED)
     pause = Strike("pause", On(StepClosed, peer="host-3", where={"step": 1}), Pause(("host-3",), 3.0))
-    live_through(swarm, tmp_path, pause, steps=STEPS, timeout_s=600.0, not_promised="I3")
+    live_through(swarm, tmp_path, pause, steps=STEPS, timeout_s=600.0, not_promised=("I3",))
     mixed = swarm.events(Mixed)
     assert len([event for event in mixed if "deadline" in "".join(event.left_out.values())]) == 1
     assert max(event.seconds for event in mixed) < 2.0

@@ -136,6 +136,8 @@ class TermCalls:
                 if most_s is not None:
                     waits.append(clock.sleep(most_s - seconds))
                 await first_done(*waits)
+                if most_s is not None and not any(task.done() for task in silent):
+                    break  # that time is over, whatever a clock's last digit says
         finally:
             await ended(asking.values())
         left = late({**took, **{peer: seconds for peer in asking if peer not in took}})
