@@ -270,12 +270,16 @@ class AllReduce:
     async def _sum(self, caller: PeerId, message: SumRequest, incoming: Incoming) -> Answer[Empty]:
         inbox = self._inbox_of(message)
         inbox.admit_member(caller, message.plan)
-        return Answer(Empty(), inbox.sum_for(caller, message.index))
+        own, chunk = inbox.admit_check(caller, message.index)
+        return Answer(Empty(), own(chunk) if inbox.plan.sums.exact else await self._means.run(own, chunk))
 
     async def _note_checked(self, caller: PeerId, message: Checked) -> Empty:
         inbox = self._inbox_of(message)
         inbox.admit_member(caller, message.plan)
-        inbox.note_checked(caller, message)
+        if message.turn == 2:
+            await inbox.wait_looked()
+        else:
+            inbox.note_checked(caller, message)
         return Empty()
 
     async def _stay(self, caller: PeerId, message: RoundMessage) -> Empty:

@@ -6,8 +6,9 @@ member draws some of them in secret, asks for the sums, and reduces them again, 
 * Each contributor commits to its sum before any travels: it signs the root of its chunks' hashes. Reducers take only
   what it committed to, and so do those who check; at the end all compare the roots that they were given. So a member
   that hands the reducer one sum and others another is named itself.
-* What one member calls wrong all others reduce again as well, and each names whom it saw to be wrong: the reducer, or
-  the one that called it wrong.
+* What one member calls wrong, signed, all tell each other, and reduce it again before anybody leaves. A mean that is
+  wrong names its reducer at each of them. One that is right stays, whoever says otherwise.
+* Who keeps a sum back, or gives up, is named for nothing but its own mean, and by nobody else than who had drawn it.
 
 Cost of a round of K members: a hash of the own sum and of all sums that are reduced here, some .3 ns a byte; K - 1
 signatures to verify, .1 ms each; two small calls more to each other member; and of the chunks that are drawn all sums.
@@ -17,7 +18,9 @@ Related: Verde (arXiv 2502.19405) settles disputes by computing one step again, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,8 +40,9 @@ from swarm.network.protocols import Payload
 from swarm.security.signing import SIGNATURE_BYTES, Signing
 from swarm.waiting import first_done
 
+logger = logging.getLogger(__name__)
 HASH_BYTES = 32
-NEAR = 0.01
+NEAR = 0.05
 """Who is so near to being far out may be left out of a mean by one machine, and not by another."""
 MOST_UNSURE = 4
 """Who so many others are beside is judged as it looks here."""
@@ -95,17 +99,14 @@ def told_roots(commitments: Mapping[PeerId, Commitment]) -> dict[PeerId, str]:
 
 
 def equivocator(
-    plan: RoundPlan, mine: Mapping[PeerId, Commitment], teller: PeerId, told: Mapping[str, str], signing: Signing
+    plan: RoundPlan, mine: Mapping[PeerId, Commitment], told: Mapping[str, str], signing: Signing
 ) -> tuple[PeerId, str] | None:
-    """Say who gave ``teller`` another commitment than us, as its signatures show; the teller where it shows none."""
+    """Say who gave another than us another commitment, as its signatures show."""
     for peer, ours in mine.items():
         other = bytes.fromhex(told.get(peer, ""))
         root, signature = other[:HASH_BYTES], other[HASH_BYTES:]
-        if root == ours.root:
-            continue
-        if signing.verify(peer, _signed(plan, root), signature):
+        if root != ours.root and signing.verify(peer, _signed(plan, root), signature):
             return peer, "committed to two sums in one round"
-        return teller, f"tells of a sum that {peer} did not commit to"
     return None
 
 
@@ -142,6 +143,10 @@ def _root(leaves: bytes) -> bytes:
 
 def _signed(plan: RoundPlan, root: bytes) -> bytes:
     return b"sum|" + plan.digest.encode() + b"|" + root
+
+
+def _accused(plan: RoundPlan, index: int) -> bytes:
+    return f"wrong|{plan.digest}|{index}".encode()
 
 
 # --- one member's part in it ------------------------------------------------------------------------------------------
@@ -190,29 +195,45 @@ class RoundCheck:
     async def run(self, output: ReducedVector) -> None:
         """Check what we draw, and what others call wrong; all hold the same result by now. Raises RoundFailed naming
         who is wrong, once those who only look on have seen it, too."""
-        wrong = await self._wrong(output, drawn(self._plan, self._me, everything=self._inbox.suspicious))
-        if wrong:
-            self._inbox.judged = self._failure(wrong[0])
-        message = Checked.of(
-            self._plan, turn=0, wrong=wrong[0].index if wrong else None, sums=told_roots(self._commitments)
-        )
-        told = await self._tell(message, set(self._plan.members))
-        accused = {peer: self._plan.chunks[said.wrong] for peer, said in told.items() if said.wrong is not None}
-        failure = self._inbox.judged or self._compared(told) or await self._judged(output, accused)
-        if failure is None:
+        everybody, inbox = set(self._plan.members), self._inbox
+        found = await self._found(output, drawn(self._plan, self._me, everything=inbox.suspicious))
+        own: dict[str, tuple[int, bytes]] = {}
+        if found:  # a mean that is wrong before one of which that is not known
+            chunk = min(found, key=lambda one: (found[one] is None, one.index))
+            inbox.judged = self._failure(chunk, known=found[chunk] is False)
+            own = {self._me: (chunk.index, self._signing.sign(_accused(self._plan, chunk.index)))}
+        roots = told_roots(self._commitments)
+        told = await self._tell(Checked.of(self._plan, turn=0, wrong=own, sums=roots), everybody)
+        heard = {peer: said for one in told.values() for peer, said in self._signed(one).items()}
+        # Whoever is called wrong at one member only, is called so at all now: nobody leaves before it was looked at.
+        again = await self._tell(Checked.of(self._plan, turn=1, wrong=heard), everybody)
+        for by, one in again.items():
+            heard |= {peer: said for peer, said in self._signed(one).items() if peer != by}
+        failure = inbox.judged or self._compared(told)
+        if failure is None and not heard:
             return
-        self._inbox.judged = failure
-        aside = {failure.peer, *accused, *map(self._plan.reducer, accused.values())}
-        try:
-            await self._tell(Checked.of(self._plan, turn=1), set(self._plan.members) - aside)
-        except* RoundFailed:
-            pass  # the others give up for the same reason
-        raise failure
+        accused = {self._plan.chunks[index] for index, _ in heard.values()}
+        failure = inbox.judged = failure or await self._judged(output, accused)
+        aside = {*heard, *map(self._plan.reducer, accused), *([failure.peer] if failure is not None else [])}
+        inbox.looked()
+        await asyncio.gather(*(self._wait_for(peer) for peer in everybody - aside - {self._me}))
+        if failure is not None:
+            raise failure
 
-    def _failure(self, wrong: ReduceChunk) -> RoundFailed:
-        reducer = self._plan.reducer(wrong)
-        blamed = "" if reducer == self._me else reducer
-        return RoundFailed(f"reduced chunk {wrong.index} to something else than its sums give", peer=blamed)
+    def _signed(self, said: Checked) -> dict[str, tuple[int, bytes]]:
+        """Return what members call wrong, as far as they signed it."""
+        return {
+            peer: (index, signature)
+            for peer, (index, signature) in said.wrong.items()
+            if peer in self._plan.weights
+            and (peer == self._me or self._signing.verify(PeerId(peer), _accused(self._plan, index), signature))
+        }
+
+    def _failure(self, chunk: ReduceChunk, *, known: bool) -> RoundFailed:
+        reducer = self._plan.reducer(chunk)
+        did = f"reduced chunk {chunk.index} to something else than its sums give"
+        withheld = f"reduced chunk {chunk.index}, and gives no sum for it"
+        return RoundFailed(did if known else withheld, peer="" if reducer == self._me else reducer)
 
     async def _tell(self, message: Checked, awaited: set[PeerId]) -> Mapping[PeerId, Checked]:
         """Tell these, and wait for the same of them; returns what each said."""
@@ -222,6 +243,11 @@ class RoundCheck:
                 tasks.create_task(self._tell_one(peer, message))
             said = await self._inbox.wait_checked(message.turn, awaited)
         return said
+
+    async def _wait_for(self, peer: PeerId) -> None:
+        """Until one has looked at what others call wrong, for which it may need our sums, or has ended."""
+        with contextlib.suppress(RoundFailed):
+            await self._questions.ask(peer, CHECKED, Checked.of(self._plan, turn=2))
 
     async def _tell_one(self, peer: PeerId, message: Checked) -> None:
         """Tell one that may have given up because it is called wrong: then others say so in a moment."""
@@ -235,25 +261,26 @@ class RoundCheck:
 
     def _compared(self, told: Mapping[PeerId, Checked]) -> RoundFailed | None:
         """Say who committed to two sums."""
-        for peer, said in sorted(told.items()):
-            found = equivocator(self._plan, self._commitments, peer, said.sums, self._signing)
+        for _, said in sorted(told.items()):
+            found = equivocator(self._plan, self._commitments, said.sums, self._signing)
             if found is not None:
                 return RoundFailed(found[1], peer=found[0])
         return None
 
-    async def _judged(self, output: ReducedVector, accused: Mapping[PeerId, ReduceChunk]) -> RoundFailed | None:
-        """Say who is wrong about the chunks that these members call wrong: a reducer before one that only says so."""
-        chunks = {chunk.index: chunk for chunk in accused.values()}
-        wrong = await self._wrong(output, chunks.values())
-        if wrong:
-            return self._failure(wrong[0])
-        for peer, chunk in sorted(accused.items()):
-            return RoundFailed(f"calls the mean of chunk {chunk.index} wrong, which is right", peer=peer)
+    async def _judged(self, output: ReducedVector, accused: Iterable[ReduceChunk]) -> RoundFailed | None:
+        """Say which of the chunks that others call wrong is. One that is right stays, whoever says otherwise; where its
+        own reducer gives no sum for it, the round is void, and nobody is named for that."""
+        for chunk in sorted(accused, key=lambda chunk: chunk.index):
+            right = await self._is_right(output, chunk)
+            if right is False:
+                return self._failure(chunk, known=True)
+            if right is None:
+                return RoundFailed(f"chunk {chunk.index} is called wrong, and its reducer gives no sum for it")
         return None
 
-    async def _wrong(self, output: ReducedVector, chunks: Iterable[ReduceChunk]) -> list[ReduceChunk]:
-        """Return those of the chunks whose mean is not what their sums give."""
-        left, right = iter(chunks), dict[ReduceChunk, bool]()
+    async def _found(self, output: ReducedVector, chunks: Iterable[ReduceChunk]) -> dict[ReduceChunk, bool | None]:
+        """Return those of the chunks that are not shown to be right: see :meth:`_is_right`."""
+        left, right = iter(chunks), dict[ReduceChunk, bool | None]()
 
         async def lane() -> None:
             for chunk in left:
@@ -262,14 +289,21 @@ class RoundCheck:
         async with asyncio.TaskGroup() as lanes:
             for _ in range(AT_ONCE):
                 lanes.create_task(lane())
-        return sorted((chunk for chunk in right if not right[chunk]), key=lambda chunk: chunk.index)
+        return {chunk: one for chunk, one in right.items() if not one}
 
-    async def _is_right(self, output: ReducedVector, chunk: ReduceChunk) -> bool:
+    async def _is_right(self, output: ReducedVector, chunk: ReduceChunk) -> bool | None:
+        """Return whether a chunk's mean is that of its sums; None where its own reducer keeps its sum to itself. Where
+        another does, nobody can tell, and it counts as right: else who keeps it back could have others blamed."""
         request, most = SumRequest.of(self._plan, index=chunk.index), self._plan.sums.wire_bytes(chunk.elements)
         sums: dict[PeerId, Payload] = {}
         for peer in self._plan.contributors:
-            own = peer == self._me
-            sums[peer] = self._own(chunk) if own else await self._questions.ask(peer, SUM, request, b"", most)
+            try:
+                own = peer == self._me
+                sums[peer] = self._own(chunk) if own else await self._questions.ask(peer, SUM, request, b"", most)
+                await self._means.run(self.look_at, chunk, {peer: sums[peer]})
+            except (RoundFailed, Violation) as error:
+                logger.warning("chunk %d cannot be checked, %s gives no sum: %s", chunk.index, peer, error)
+                return None if peer == self._plan.reducer(chunk) else True
         try:
             right: bool = await self._means.run(self._fits, chunk, sums, output.seal(chunk))
         except Violation as error:
@@ -277,6 +311,5 @@ class RoundCheck:
         return right
 
     def _fits(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload], seal: bytes) -> bool:
-        self.look_at(chunk, sums)
         decoded = {peer: self._plan.sums.decode(encoded, chunk.elements) for peer, encoded in sums.items()}
         return is_mean(self._plan, chunk, decoded, seal)

@@ -155,6 +155,7 @@ class Inbox:
         self._asked: Counter[tuple[PeerId, int]] = Counter()
         self._lent = 0
         self._checked: dict[int, dict[PeerId, Checked]] = {0: {}, 1: {}}
+        self._looked = False
 
     @property
     def failure(self) -> RoundFailed | None:
@@ -322,8 +323,9 @@ class Inbox:
         """We have committed to our sum, whose chunks are ``own``."""
         self.commitment, self._own = told, own
 
-    def sum_for(self, caller: PeerId, index: int) -> Payload:
-        """Return our sum of a chunk for one who checks. Raises Violation, or Busy before we have committed to it."""
+    def admit_check(self, caller: PeerId, index: int) -> tuple[Callable[[ReduceChunk], Payload], ReduceChunk]:
+        """Return what gives one who checks our sum of a chunk, off the loop where that has to be encoded. Raises
+        Violation, or Busy before we have committed to it."""
         if not self.plan.checked or not self.plan.weights[self.me] or index >= len(self.plan.chunks):
             raise Violation(f"there is no sum of chunk {index} here", peer=caller)
         if self._own is None:
@@ -331,16 +333,20 @@ class Inbox:
         self._asked[caller, index] += 1
         if self._asked[caller, index] > MAX_ASKED:
             raise Violation(f"asks for the sum of chunk {index} again and again", peer=caller)
-        found = self._own(self.plan.chunks[index])
-        self._lent += len(found)
-        return found
+        chunk = self.plan.chunks[index]
+        self._lent += self.plan.sums.wire_bytes(chunk.elements)
+        return self._own, chunk
 
     def note_checked(self, caller: PeerId, message: Checked) -> None:
-        """A member has checked. The first word counts. Raises Violation for a chunk that it did not have to check."""
-        if message.wrong is not None and (
-            message.wrong >= len(self.plan.chunks) or self.plan.reducer(self.plan.chunks[message.wrong]) == caller
-        ):
-            raise Violation(f"calls chunk {message.wrong} wrong, which is its own or none", peer=caller)
+        """A member has checked: one that has agreed, as all have before they check. The first word counts. Raises
+        Violation for chunks that their accusers did not have to check, and Busy before it has agreed."""
+        if caller not in self.agreements:
+            raise Busy("it has not told what it holds")
+        for accuser, (index, _) in message.wrong.items():
+            if index >= len(self.plan.chunks) or self.plan.reducer(self.plan.chunks[index]) == accuser:
+                raise Violation(f"tells of chunk {index}, which is no other's", peer=caller)
+        if message.turn == 0 and not message.wrong.keys() <= {caller}:
+            raise Violation("speaks for others before it has heard them", peer=caller)
         self._checked[message.turn].setdefault(caller, message)
         self._news.wake("checked")
 
@@ -352,10 +358,20 @@ class Inbox:
         self.raise_failure()
         return dict(self._checked[turn])
 
+    def looked(self) -> None:
+        """We have looked at all that others call wrong, and need no sums any more."""
+        self._looked = True
+        self._news.wake("looked")
+
+    async def wait_looked(self) -> None:
+        """Until we have. Raises Refused when the round ends before."""
+        await self._news.wait("looked", lambda: self._looked)
+        self._refuse_if_void()
+
     def is_accused(self, peer: PeerId) -> bool:
         """Return whether another member calls a chunk wrong that this one reduced."""
-        wrong = [said.wrong for said in self._checked[0].values() if said.wrong is not None]
-        return any(self.plan.reducer(self.plan.chunks[index]) == peer for index in wrong)
+        told = (index for said in self._checked[0].values() for index, _ in said.wrong.values())
+        return any(self.plan.reducer(self.plan.chunks[index]) == peer for index in told)
 
     async def wait_accused(self, peer: PeerId) -> None:
         """Until it is, or the round fails."""
@@ -382,8 +398,6 @@ class Inbox:
         that is in an earlier round and not in ours."""
         if self.judged is not None:
             return self.judged
-        if self.is_accused(caller):
-            return RoundFailed(reason, peer=caller)
         if len(set(self.agreements.values())) > 1:
             return self._disagreement()  # as we know as well as it does
         overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 from swarm.averaging.allreduce.plan import MOST_CHECKED, RoundKey, RoundPlan
 from swarm.ids import PartName
 from swarm.network.protocols import Rpc
-from swarm.schema import AfterField, Count, DigestField, Empty, Message, PartField, PeerIdField
+from swarm.schema import AfterField, Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
 
 
 class RoundMessage(Message):
@@ -55,12 +55,12 @@ class SumRequest(RoundMessage):
 
 
 class Checked(RoundMessage):
-    """ "I have checked." In the first ``turn`` of what was drawn: ``wrong`` is a chunk whose mean is none of its sums,
-    ``sums`` the root and signature of each commitment that was given to the sender. In the second of what others call
-    wrong."""
+    """ "I have checked." Turn 0 is about what was drawn: ``wrong`` has a chunk whose mean is none of its sums, signed,
+    and ``sums`` the root and signature of each commitment that was given to the sender. Turn 1 tells on what others
+    called wrong. Turn 2 asks whether the receiver has looked at that, and is answered once it has."""
 
-    turn: Annotated[int, Field(ge=0, le=1)]
-    wrong: Count | None = None
+    turn: Annotated[int, Field(ge=0, le=2)]
+    wrong: Annotated[dict[PeerIdField, tuple[Count, SignatureField]], Field(max_length=MOST_CHECKED)] = {}
     sums: Annotated[
         dict[PeerIdField, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{192}$")]], Field(max_length=MOST_CHECKED)
     ] = {}
