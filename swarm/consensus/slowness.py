@@ -3,7 +3,7 @@
 How long an answer took only who asked knows, and a leader is not believed about others. But another leads each step,
 and each record says for whom its leader had to wait. So the records themselves show whom several leaders found late:
 that member is left out of a step as if it were lost, and every member accepts that, for it sees the same records. One
-leader alone shows nothing, however often it leads. A step that waited for nobody takes the oldest word back.
+leader alone shows nothing, however often it leads. Three steps that waited for nobody take the oldest word back.
 
 Who was left out may join again after a while, each time after twice as long. Nobody calls it a liar.
 """
@@ -22,6 +22,8 @@ PATIENT = 3
 """So many steps are closed with a member that holds them up."""
 MAX_SAID = 8
 """Of so many words the newest are kept: who leads several of these steps gives one of them each time."""
+CALM = 3
+"""So many steps in time take the oldest word back."""
 FIRST_LEAVE, MOST_DOUBLINGS = 8, 7
 """For so many steps a member is left out, and how often that is doubled."""
 FORGET = 4
@@ -29,10 +31,11 @@ FORGET = 4
 
 
 class Slow(Message):
-    """What records say of one member: the leaders that had to wait for it lately, the oldest first; how often it was
-    left out, and the first step with which it may join again."""
+    """What records say of one member: the leaders that had to wait for it lately, the oldest first, and how many steps
+    were in time since; how often it was left out, and the first step with which it may join again."""
 
     said_by: Annotated[tuple[PeerIdField, ...], Field(max_length=MAX_SAID)] = ()
+    calm: Count = 0
     times: Count = 0
     until: Count = 0
 
@@ -60,7 +63,7 @@ def rests_until(known: Known, peer: str) -> int:
 def struck(one: Slow | None, leader: str) -> Slow:
     """Return what is known of a member for which one more leader had to wait."""
     one = one or Slow()
-    return one.model_copy(update={"said_by": (*one.said_by, leader)[-MAX_SAID:]})
+    return one.model_copy(update={"said_by": (*one.said_by, leader)[-MAX_SAID:], "calm": 0})
 
 
 def following(
@@ -81,13 +84,14 @@ def following(
         one = known.get(peer, Slow())
         if peer in absent:
             left = peer in out
-            one = _left(one, step) if left else one.model_copy(update={"said_by": ()})
+            one = _left(one, step) if left else one.model_copy(update={"said_by": (), "calm": 0})
         elif peer in late and peer != leader:
             one = struck(one, leader)
         elif peer in peers and peer != leader:
-            one = one.model_copy(update={"said_by": one.said_by[1:]})
+            over, calm = divmod(one.calm + 1, CALM)
+            one = one.model_copy(update={"said_by": one.said_by[over:], "calm": calm})
         elif peer not in peers:
-            one = one.model_copy(update={"said_by": ()})
+            one = one.model_copy(update={"said_by": (), "calm": 0})
         if one.said_by or (one.times and step < one.until + FORGET * _leave(one.times)):
             said[peer] = one
     return said

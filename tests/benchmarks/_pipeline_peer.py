@@ -34,7 +34,7 @@ from swarm.optim.adamw import AdamW
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.boundary import BoundarySpecs, RowNotes
-from swarm.pipeline.compute import StageCompute
+from swarm.pipeline.compute import Bounds, StageCompute
 from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
@@ -181,6 +181,7 @@ class ReadyEnds:
     beforehand."""
 
     def __init__(self, machine: Machine) -> None:
+        self.bounds = Bounds()
         self._specs, self._tokens = machine.specs, machine.size.tokens
         self._hidden, self._gradient = activation_of(machine.size), gradient_of(machine.size)
 

@@ -6,13 +6,16 @@ the others of its part, and answers as late as the last of them: it says how lon
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from swarm.ids import PeerId
 from swarm.waiting import OTHERS, longest_s
+
+LEAST = 2
+"""So many have to say that they waited for a member."""
 
 Seconds = Mapping[PeerId, float]
 
@@ -40,7 +43,7 @@ def late(
         parts: What each averages, for those that do: where no other of its part was in time, it may have waited for
             another that did not let the round go on.
     """
-    claims = _believed(took, waited or {})
+    claims = _believed(took, waited or {}, parts or {})
     own = {peer: took[peer] - max(claims.get(peer, {}).values(), default=0.0) for peer in took}
     found: dict[PeerId, Lateness] = {}
     for peer in sorted(took):
@@ -63,19 +66,20 @@ def _answers_alone(peer: PeerId, took: Seconds, parts: Mapping[PeerId, str], mos
     return not mates or any(took[other] <= most_s for other in mates)
 
 
-def _believed(took: Seconds, waited: Mapping[PeerId, Seconds]) -> dict[PeerId, dict[PeerId, float]]:
-    """Return what is believed of who waited for whom: of one that more name than those that it names itself, for who
-    holds a round up may say that it waited for others. Of two that name each other nobody is believed."""
+def _believed(
+    took: Seconds, waited: Mapping[PeerId, Seconds], parts: Mapping[PeerId, str]
+) -> dict[PeerId, dict[PeerId, float]]:
+    """Return what is believed of who waited for whom: where two of a member's part and more than half of it say so, and
+    no more than its own answer took, for who answers has averaged. One alone may have held the round up itself."""
     named: defaultdict[PeerId, set[PeerId]] = defaultdict(set)
     for peer, said in waited.items():
         for other in said:
-            if other in took and other != peer and peer in took:
+            if other in took and other != peer and peer in took and parts.get(peer) == parts.get(other):
                 named[other].add(peer)
-    guilty = {
-        peer for peer, by in named.items() if all(len(by) > len(named[PeerId(other)]) for other in waited.get(peer, {}))
-    }
+    shared = Counter(parts[peer] for peer in took if peer in parts)
+    guilty = {peer for peer, by in named.items() if len(by) >= LEAST and 2 * len(by) > shared[parts[peer]] - 1}
     return {
-        peer: {other: min(seconds, took[peer]) for other, seconds in said.items() if other in guilty}
+        peer: {other: min(seconds, took[peer], took[other]) for other, seconds in said.items() if other in guilty}
         for peer, said in waited.items()
         if peer in took
     }

@@ -27,7 +27,8 @@ def said(leaders: Iterable[str], peers: tuple[str, ...] = SEVEN) -> dict[str, Sl
         ("AAAAAAAA", False),
         ("ABABABAB", False),  # of seven, two may be one too few
         ("ABABC", True),
-        ("AbBcCdD", False),  # as many steps were prompt
+        ("AbBcCdD", True),  # in time each second step is late enough
+        ("AbcdBcdaC", False),  # three prompt steps each time
         ("ABaCD", True),
         ("ABMC", True),  # of itself it says nothing, neither this nor that
         ("ABmC", True),

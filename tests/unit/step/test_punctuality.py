@@ -28,10 +28,11 @@ def found(took: str, waited: str = "", quick_s: float = 1.0, slow_s: float = 50.
         ("ABM.XYTU", "", "M"),  # the round was done in time, and its answer was not
         ("A.B.M.XYTU", "AM BM", "M"),
         ("A.B.M.XYTU", "AM BM MA", "M"),  # its own word against two
-        ("A.B.M.XYTU", "MA", "A"),  # nobody says otherwise
-        ("A.B.M.XYTU", "AM", "M"),
+        ("A.B.M.XYTU", "MA", ""),  # one alone may have held the round up itself
+        ("A.B.M.XYTU", "MA MB", ""),
+        ("ABM.XYTU", "MA MB", "M"),  # who answered long before cannot have been waited for
         ("A.B.M.XYTU", "", ""),  # that part's round took so long
-        ("ABMX.Y.TU", "XY", "Y"),
+        ("ABMX.Y.TU", "XY", ""),  # of two nobody knows
         ("ABMX.Y.TU", "XY YX", ""),  # of two nobody knows
         ("A.B.M.XYTU", "AM BA MA", "A"),  # who lies is named by two
         ("X.TU", "", "X"),  # alone in its part
