@@ -306,14 +306,18 @@ class CloseRecord(Message):
         found = [peer for peer in set.intersection(*hands) if 2 * len(out) > had[peer]] if hands else []
         return found[0] if len(found) == 1 else None
 
-    @property
-    def left_out(self) -> dict[PeerId, tuple[int, tuple[PeerId, ...]]]:
-        """Return of how many target tokens of whose sums means lack, and who says so that left them out."""
+    @cached_property
+    def called_far(self) -> Mapping[PeerId, tuple[int, tuple[PeerId, ...]]]:
+        """Return of how many target tokens of whose sums means lack, and who says so that left them out: no more of a
+        peer than it computed, for several may count the same ones, and one may lie."""
+        did = Counter[str]()
+        for one in self.committed if self.guarded else ():
+            did.update(dict.fromkeys((one.microbatch.trainer, *one.route), one.tokens))
         found: dict[PeerId, tuple[int, tuple[PeerId, ...]]] = {}
         for by, sums in sorted(self.guarded.items()):
             for peer, tokens in sums.items():
                 before, others = found.get(PeerId(peer), (0, ()))
-                found[PeerId(peer)] = before + tokens, (*others, PeerId(by))
+                found[PeerId(peer)] = min(before + tokens, did[peer]), (*others, PeerId(by))
         return found
 
     def hash(self) -> str:
