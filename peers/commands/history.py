@@ -131,7 +131,7 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
         repeats=record.repeats,
         left_out=tuple(
             LeftOutSum(_named([peer], known)[0], tokens, _named(by, known))
-            for peer, (tokens, by) in record.left_out.items()
+            for peer, (tokens, by) in record.called_far.items()
         ),
     )
 

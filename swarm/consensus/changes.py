@@ -18,7 +18,16 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from swarm.consensus.admissions import MAX_ORDERS, AdmissionPolicy, Admissions, check_orders
 from swarm.consensus.proof import Proof
-from swarm.consensus.roster import HowToJoin, Member, Roster, join_words, lacks_server, lost_parts, serves_alone
+from swarm.consensus.roster import (
+    HowToJoin,
+    Member,
+    Roster,
+    join_words,
+    lacking,
+    lacks_server,
+    lost_parts,
+    serves_alone,
+)
 from swarm.consensus.slowness import rests_until
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
@@ -186,8 +195,11 @@ class ChangeRules:
         if not self._verify(peer, admission_bytes(self._rules.run, now.step, now.previous, member), request.signature):
             raise Violation(f"the request of {peer} to join is forged")
         until = rests_until(now.roster.slow, peer)
-        if now.step < until and not now.lost:  # what is lost is worth a slow one
-            raise Refused(f"{peer} held up step after step: it may join again from step {until} on")
+        at_home = now.roster.borders.home(peer), member.part
+        # What is lost, or lacks at home, is worth a slow one.
+        if now.step < until and not now.lost and at_home not in lacking(now.roster, now.lost):
+            wait = f"it may join again from step {until} on"
+            raise Refused(f"{peer} held up step after step: {wait}; next: find out what slows its machine or its link")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
         if member.worked or member.since or member.mute:

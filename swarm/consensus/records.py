@@ -243,8 +243,8 @@ class CloseRecord(Message):
     def __copy__(self) -> Self:
         """Copy the fields alone: a changed copy (``model_copy``) has another hash, and may have another roster."""
         copied = super().__copy__()
-        for kept in ("members", "_hash"):
-            copied.__dict__.pop(kept, None)
+        for kept in copied.__dict__.keys() - type(self).model_fields:
+            del copied.__dict__[kept]
         return copied
 
     @cached_property
@@ -281,7 +281,7 @@ class CloseRecord(Message):
         """True if a provisional lineage begins with it."""
         return self.provisional and self.lineage == self.step
 
-    @property
+    @cached_property
     def loss(self) -> float:
         """Nats per target token, without the microbatches that are far out; 0 for the genesis."""
         out = self.far_out
@@ -290,7 +290,7 @@ class CloseRecord(Message):
             loss_sum = math.fsum(one.loss_sum for one in self.committed if one not in out)
         return loss_sum / tokens if tokens else 0.0
 
-    @property
+    @cached_property
     def far_out(self) -> tuple[Contribution, ...]:
         """Return the microbatches whose loss is so far above that of most that it says nothing about the model."""
         usual = median_low([one.nats for one in self.committed] or [0.0])
@@ -306,14 +306,18 @@ class CloseRecord(Message):
         found = [peer for peer in set.intersection(*hands) if 2 * len(out) > had[peer]] if hands else []
         return found[0] if len(found) == 1 else None
 
-    @property
-    def left_out(self) -> dict[PeerId, tuple[int, tuple[PeerId, ...]]]:
-        """Return of how many target tokens of whose sums means lack, and who says so that left them out."""
+    @cached_property
+    def called_far(self) -> Mapping[PeerId, tuple[int, tuple[PeerId, ...]]]:
+        """Return of how many target tokens of whose sums means lack, and who says so that left them out: no more of a
+        peer than it computed, for several may count the same ones, and one may lie."""
+        did = Counter[str]()
+        for one in self.committed if self.guarded else ():
+            did.update(dict.fromkeys((one.microbatch.trainer, *one.route), one.tokens))
         found: dict[PeerId, tuple[int, tuple[PeerId, ...]]] = {}
         for by, sums in sorted(self.guarded.items()):
             for peer, tokens in sums.items():
                 before, others = found.get(PeerId(peer), (0, ()))
-                found[PeerId(peer)] = before + tokens, (*others, PeerId(by))
+                found[PeerId(peer)] = min(before + tokens, did[peer]), (*others, PeerId(by))
         return found
 
     def hash(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm.consensus.ledger import weights
@@ -25,7 +25,8 @@ class Turnout:
 
     ``live`` are the roster's replicas without those that were lost, and the ``late`` ones, who joined with the
     step's record; ``participating`` were in the part's round, ``averaged`` had something in it. ``why`` says why
-    not, of other live replicas and of those that were lost: of MAX_TOLD at most, those without work last.
+    not, of other live replicas and of those that were lost, and who calls whose sum far: of MAX_TOLD at most, those
+    without work last.
     """
 
     part: PartName
@@ -57,7 +58,8 @@ def turnouts(
     """
     if record.founding:
         return ()
-    return tuple(_turnout(part, record, before, gone, left_out) for part in before.parts)
+    far = {peer for _, peer, _, _ in far_sums(record, before)}
+    return tuple(_turnout(part, record, before, far, gone, left_out) for part in before.parts)
 
 
 def far_sums(record: CloseRecord, before: Roster) -> Iterator[tuple[PartName, PeerId, int, tuple[PeerId, ...]]]:
@@ -67,7 +69,7 @@ def far_sums(record: CloseRecord, before: Roster) -> Iterator[tuple[PartName, Pe
     for part in before.parts if record.guarded else ():
         replicas = before.replicas(part)
         did = weights(record.committed, replicas, stage_of(part))
-        for peer, (tokens, by) in record.left_out.items():
+        for peer, (tokens, by) in record.called_far.items():
             if peer in did and 2 * tokens > did[peer] and 2 * len(by) > len(replicas):
                 yield part, peer, tokens, by
 
@@ -81,6 +83,7 @@ def _turnout(
     part: PartName,
     record: CloseRecord,
     before: Roster,
+    far: Collection[PeerId],
     gone: Mapping[PeerId, str],
     left_out: Mapping[PeerId, str],
 ) -> Turnout:
@@ -99,10 +102,12 @@ def _turnout(
             why[peer] = GIVEN_UP if record.void else known
     why |= dict.fromkeys(late, joined_late(record.step))
     why |= dict.fromkeys((peer for peer in there if peer not in averaged), NO_WORK)
-    far = {peer: tokens for peer, (tokens, _) in record.left_out.items() if peer in averaged}
-    did = weights(record.committed, replicas, stage_of(part)) if far else {}
-    why |= {peer: f"left out of the mean: {tokens} of {did[peer]} tokens, {FAR}" for peer, tokens in far.items()}
-    averaged = tuple(peer for peer in averaged if peer not in far or far[peer] < did[peer])
+    called = {peer: said for peer, said in record.called_far.items() if peer in averaged}
+    did = weights(record.committed, replicas, stage_of(part)) if called else {}
+    for peer, (tokens, by) in called.items():
+        names = ", ".join(before.names[one] if one in before else one for one in by)
+        why[peer] = f"left out of the mean: {tokens} of {did[peer]} tokens, {FAR}, as {names} said"[:REASON_CHARS]
+    averaged = tuple(peer for peer in averaged if peer not in far or called[peer][0] < did[peer])
     return Turnout(
         part=part,
         step=record.step,

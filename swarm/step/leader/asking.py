@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
 from swarm.ids import PeerId
@@ -31,7 +31,8 @@ T = TypeVar("T")
 
 class TermCalls:
     """The questions of one term. Members that are ``excused`` need not know the step any more. ``took`` is how long the
-    last question to all took each, and ``late`` are those for whom we had to wait."""
+    last question to all took each, and ``kept_waiting``
+    are those for whom we had to wait."""
 
     def __init__(self, context: CloseContext, book: StepBook, term: int) -> None:
         self._context, self._book = context, book
@@ -39,7 +40,7 @@ class TermCalls:
         self.excused: Collection[PeerId] = ()
         self.arrivals = Arrivals(context, book, term)
         self.took: dict[PeerId, float] = {}
-        self.late: dict[PeerId, Lateness] = {}
+        self.kept_waiting: dict[PeerId, Lateness] = {}
         self._calls = LiveCalls(context.calls, context.liveness)
 
     async def all(self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT) -> Answers[ReplyT]:
@@ -72,14 +73,14 @@ class TermCalls:
         answer for another step, or see another lead, may be back. Raises Superseded and WrongStep, and what ``check``
         does whenever it is to be asked again.
         """
-        late = {
+        unawaited = {
             peer: asyncio.create_task(self._answer(peer, rpc, body, counts=peer in electors))
             for peer in sorted(self._unawaited)
         }
         try:
-            return await self._majority(electors, rpc, body, check, late)
+            return await self._majority(electors, rpc, body, check, unawaited)
         finally:
-            await ended(late.values())
+            await ended(unawaited.values())
 
     async def _majority(
         self,
@@ -87,9 +88,9 @@ class TermCalls:
         rpc: Rpc[RequestT, ReplyT],
         body: RequestT,
         check: Callable[[], None],
-        late: Mapping[PeerId, asyncio.Task[ReplyT | PeerError]],
+        unawaited: Mapping[PeerId, asyncio.Task[ReplyT | PeerError]],
     ) -> Mapping[PeerId, ReplyT]:
-        """Those that are late hear the question, and are not waited for; what they have answered meanwhile counts."""
+        """Those that are ``unawaited`` hear the question, too; what they have answered meanwhile counts."""
         context, pauses = self._context, ExponentialBackoff(0.1)
         table: VoterTable[ReplyT] = VoterTable(tuple(electors))
         while True:
@@ -99,7 +100,7 @@ class TermCalls:
                 peer: asyncio.create_task(self._answer(peer, rpc, body, counts=peer in electors)) for peer in asked
             }
             said = await self._said(asking, partial(_is_majority, table))
-            came = {peer: answer.result() for peer, answer in late.items() if answer.done()}
+            came = {peer: answer.result() for peer, answer in unawaited.items() if answer.done()}
             table = table.told({**came, **said})
             decision, reason = table.decision
             if decision == "majority":
@@ -120,29 +121,42 @@ class TermCalls:
         self, asking: Mapping[PeerId, asyncio.Task[T]], enough: Callable[[Mapping[PeerId, T]], bool]
     ) -> dict[PeerId, T]:
         """Return what these say: all of them, but where ``enough`` have answered nobody much later than others. Those
-        are asked no longer, and noted as late. Raises what the first raises that fails."""
-        clock, took = self._context.clock, dict[PeerId, float]()
-        began = clock.monotonic()
+        are asked no longer, and noted as late. Raises what the first raises that fails. Once enough have, nothing is
+        computed for an answer: the later ones took longer, so what is usual can only grow, and is found anew when the
+        time is over that it gave."""
+        clock, came = self._context.clock, asyncio.Event()
+        took, said, fresh = dict[PeerId, float](), dict[PeerId, T](), list[PeerId]()
+        began, seconds, most_s, are_enough = clock.monotonic(), 0.0, None, False
+
+        def answered(peer: PeerId, _: asyncio.Task[T]) -> None:
+            took[peer] = clock.monotonic() - began
+            fresh.append(peer)
+            came.set()
+
+        for peer, task in asking.items():
+            task.add_done_callback(partial(answered, peer))
         try:
-            while True:
-                seconds = clock.monotonic() - began
-                said = {peer: task.result() for peer, task in asking.items() if task.done()}
-                took |= {peer: seconds for peer in said if peer not in took}
-                silent = [task for task in asking.values() if not task.done()]
-                most_s = enough_s(list(took.values())) if enough(said) else None
-                if not silent or (most_s is not None and seconds >= most_s):
-                    break
-                waits = [_one_done(silent)]
-                if most_s is not None:
-                    waits.append(clock.sleep(most_s - seconds))
-                await first_done(*waits)
-                if most_s is not None and not any(task.done() for task in silent):
-                    break  # that time is over, whatever a clock's last digit says
+            while len(said) < len(asking):
+                if most_s is None:
+                    await came.wait()
+                    seconds = clock.monotonic() - began
+                else:
+                    await first_done(came.wait(), clock.sleep(most_s - seconds))
+                    seconds = clock.monotonic() - began
+                    if not came.is_set():
+                        seconds = max(seconds, most_s)  # that time is over, whatever a clock's last digit says
+                came.clear()
+                said |= {peer: asking[peer].result() for peer in fresh}
+                fresh.clear()
+                are_enough = are_enough or enough(said)
+                if are_enough and (most_s is None or seconds >= most_s):
+                    most_s = enough_s(list(took.values()))
+                    if most_s is not None and seconds >= most_s:
+                        break
         finally:
             await ended(asking.values())
-        left = late({**took, **{peer: seconds for peer in asking if peer not in took}})
-        self._context.desk.late_answers |= left
-        return said
+        self._context.desk.late_answers |= late({peer: took[peer] if peer in said else seconds for peer in asking})
+        return {peer: said[peer] for peer in asking if peer in said}
 
     async def _answer(
         self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT, *, counts: bool
@@ -180,7 +194,7 @@ class TermCalls:
                 told.add(peer)
 
         there = [peer for peer in self._book.roster.peers if peer != me and peer not in gone]
-        late = [asyncio.create_task(one(peer)) for peer in there if peer in self._unawaited]
+        unawaited = [asyncio.create_task(one(peer)) for peer in there if peer in self._unawaited]
         asking = {peer: asyncio.create_task(one(peer)) for peer in there if peer not in self._unawaited}
         try:
             await self._said(asking, lambda said: True)
@@ -188,12 +202,8 @@ class TermCalls:
         except PeerError as error:
             logger.warning("step %d is decided, and not closed here yet: %s", decide.step, error)
         finally:
-            await ended(late)
+            await ended(unawaited)
 
 
 def _is_majority(table: VoterTable[ReplyT], said: Mapping[PeerId, ReplyT | PeerError]) -> bool:
     return table.told(said).decision[0] == "majority"
-
-
-async def _one_done(tasks: Collection[asyncio.Task[Any]]) -> None:
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -208,7 +208,7 @@ class StepClose:
             raise _Retry(f"{silent[0]} does not sign what it reported")  # none would accept its rows from us
         waited = {peer: {PeerId(one): s for one, s in said.waited.items()} for peer, said in table.answers.items()}
         parts = {peer: str(self.book.roster[peer].part) for peer in table.answers if self.book.roster[peer].part}
-        self._asks.late |= late(self._asks.took, waited, parts)
+        self._asks.kept_waiting |= late(self._asks.took, waited, parts)
         return table
 
     def _question(self, committed: Sequence[Contribution]) -> Reconcile:
@@ -256,7 +256,7 @@ class StepClose:
         if silent := self._asks.believes.unproven(Asked(table.asked, asked), answers):
             self._policy.holds_up(dict.fromkeys(silent, "it does not sign its result"))
             raise _Retry(f"{silent[0]} does not sign its result")  # none would accept its part from us
-        self._asks.late |= late(self._asks.took)
+        self._asks.kept_waiting |= late(self._asks.took)
         return applied
 
     # --- decide --------------------------------------------------------------------------------------------------
@@ -296,9 +296,8 @@ class StepClose:
         """Return what the record says of members that hold steps up: for whom we had to wait in this one, and for whose
         answers after the last record of ours."""
         desk, me = self._context.desk, self._context.calls.me
-        self._held_up = {
-            peer: found for peer, found in {**desk.late_answers, **self._asks.late}.items() if peer in attempt.live
-        }
+        late_for_us = {**desk.late_answers, **self._asks.kept_waiting}
+        self._held_up = {peer: found for peer, found in late_for_us.items() if peer in attempt.live}
         desk.late_answers = {}
         return following(self.book.roster.slow, self.book.step, self.book.roster.peers, absent, (me, self._held_up))
 

@@ -25,7 +25,7 @@ class ExclusionPolicy:
 
     Who is late, lacks something or says no may be asked again where nobody else is there; who differs from what most
     others hold only after ALONE_S: alone, it would decide. Who held up the steps before is out from the beginning,
-    where others are there. ``served``: see :class:`~swarm.step.rules.StepRules`.
+    where others are there and feed without it. ``served``: see :class:`~swarm.step.rules.StepRules`.
     """
 
     def __init__(self, roster: Roster, *, served: bool = False) -> None:
@@ -38,7 +38,7 @@ class ExclusionPolicy:
         self._tied: dict[PeerId, str] = {}
         self._lost_since: dict[str, float] = {}
         for peer, why in sorted(roster.dismissed.items()):
-            if not self.is_last(peer, {}):
+            if not (self.is_last(peer, {}) or self._feeds_others(peer)):
                 self._unfit[peer] = why
 
     # --- who is out, and why -------------------------------------------------------------------------------------
@@ -55,6 +55,11 @@ class ExclusionPolicy:
     def is_last(self, peer: PeerId, gone: Mapping[PeerId, str]) -> bool:
         """Return whether a part would be lost without this member, or, with hosted ends, nobody would feed."""
         return peer in needed(self._roster, lost_parts(self._roster, {*self.out(gone), peer}))
+
+    def _feeds_others(self, peer: PeerId) -> bool:
+        """Return whether microbatches of another trainer have no way without this member: where they stay in one
+        organisation, it may be the only one of a stage there."""
+        return bool({*self._roster.feeding(self._unfit)} - {peer, *self._roster.feeding({*self._unfit, peer})})
 
     def differing(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """Return those of them that differ."""

@@ -267,7 +267,7 @@ class Attempt:
             heard=heard,
             pace_us=self.pace_us(),
             guarded={peer: math.ceil(shares[peer] * size / elements) for peer, size in far},
-            waited={str(peer): seconds for peer, seconds in result.waited.items() if seconds > LATER_S},
+            waited=dict([(str(peer), s) for peer, s in result.waited.items() if s > LATER_S][:MAX_HEARD]),
             lengths=lengths,
             rows=rows,
         )

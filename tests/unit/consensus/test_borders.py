@@ -8,19 +8,21 @@ import pytest
 
 from swarm.config import Manifest, check_routes
 from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy, Admissions, Holder
+from swarm.consensus.changes import Admission, ChangeRules, OpenStepFacts, RosterRules
 from swarm.consensus.ledger import reassigned
 from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import ROUTES, Member, Roster, lacking, lost_parts, needed
+from swarm.consensus.slowness import Slow
 from swarm.errors import ConfigError, Refused
-from swarm.ids import MicrobatchId, PeerId, RunId
+from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.borders import Borders
 from swarm.step.blocked import awaited_holders, awaited_near
 from swarm.step.rules import StepRules
 
 RUN = RunId("a" * 64)
-HOMES = {"a0": "a", "a1": "a", "at": "a", "b0": "b", "b1": "b", "bt": "b", "x": "", "a2": "a"}
+HOMES = {"a0": "a", "a1": "a", "at": "a", "b0": "b", "b1": "b", "bt": "b", "x": "", "a2": "a", "aa1": "a"}
 """By peer its organisation; the digit is its stage, ``t`` a trainer."""
 
 
@@ -114,6 +116,22 @@ def test_trainers_of_an_organisation_that_lacks_a_stage_do_not_feed() -> None:
     assert needed(BOTH, [ROUTES], {"a1", "b0", "stranger"}) == {"a1", "b0"}
     assert roster("a0", "a1", "at", "x").feeding({"at"}) == ()
     assert "x" not in roster("x", "a0", "a1").borders.within("a0", roster("x", "a0", "a1").stages())[0]
+
+
+def test_slow_host_comes_back_at_once_where_its_organisation_lacks_its_part() -> None:
+    limits = RosterRules(RUN, (stage_part(0), stage_part(1), ENDS), 9)
+    rules = ChangeRules(limits, lambda peer, data, signature: True)
+    everybody = roster("a0", "a1", "aa1", "at", "b0", "b1", "bt")
+    wanted = Admission(step=9, member=member("a1"), signature=bytes(64))
+
+    def ask(*out: str) -> None:
+        there = [one for one in everybody.members if one.peer not in ("a1", *out)]
+        slow = {"a1": Slow(times=1, until=99)}
+        rules.check_admission(OpenStepFacts(9, Roster(there, everybody.admissions, slow), "0" * 64), wanted)
+
+    with pytest.raises(Refused, match="from step 99 on; next: "):
+        ask()
+    ask("aa1")
 
 
 def test_people_are_told_what_their_organisation_lacks_and_what_to_do() -> None:

@@ -460,6 +460,7 @@ def test_record_is_hashed_once_and_its_changed_copy_anew() -> None:
     other = ONE.model_copy(update={"lr": ONE.lr + 1, "roster": ROSTER.members[:2]})
     assert ONE.hash() is ONE.hash()
     assert ONE.members is ONE.members
+    assert ONE.loss != ONE.model_copy(update={"loss_sum": ONE.loss_sum + 1}).loss
     assert other.hash() != ONE.hash()
     assert other.hash() == CloseRecord(**{name: getattr(other, name) for name in CloseRecord.model_fields}).hash()
     assert other.members.peers == ROSTER.peers[:2]

@@ -97,11 +97,11 @@ def test_history_row_of_a_joiner_s_first_record_knows_no_leader_and_counts_what_
 
 def test_history_row_tells_whose_sum_was_left_out_and_who_says_so() -> None:
     otter, mole, heron = (PEERS[name] for name in ("otter", "mole", "heron"))
-    said = {otter: {mole: 40}, heron: {mole: 24}}
+    said = {mole: {otter: 11}, heron: {otter: 13}}  # of 21: they count some twice
     line = HistoryLine(CHAIN.lines[3].record.model_copy(update={"guarded": said}), None, 2)
     row = row_of(line, roster("otter", "mole", "heron"))
-    assert [(one.peer.name, one.tokens) for one in row.left_out] == [("mole", 64)]
-    assert "64 tokens of mole left out, as heron and otter said" in row_lines([row])[1]
+    assert [(one.peer.name, one.tokens) for one in row.left_out] == [("otter", 21)]
+    assert "21 tokens of otter left out, as heron and mole said" in row_lines([row])[1]
 
 
 # --- whose -----------------------------------------------------------------------------------------------------------

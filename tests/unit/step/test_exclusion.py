@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.consensus.admissions import Admissions, Holder
 from swarm.consensus.roster import Roster
+from swarm.consensus.slowness import Slow
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Unreachable
 from swarm.ids import PartName, PeerId
 from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES, ExclusionPolicy, left_out
@@ -49,6 +51,26 @@ def test_of_replicas_that_all_are_late_the_same_one_is_left_in_whatever_order_th
     policy = ExclusionPolicy(THREE)
     policy.failed(dict.fromkeys(order, LATE), {})
     assert policy.out({}) == {A: "late", B: "late"}
+
+
+def test_slow_host_is_spared_where_trainers_of_its_organisation_could_feed_no_more() -> None:
+    parts = {"a0": "stage-0", "a1": "stage-1", "a2": "stage-1", "b0": "stage-0", "b1": "stage-1"}
+    homes = {name: name[0] for name in (*parts, "at", "bt")}
+    slow_one = Slow(said_by=("a1", "bt", "b0"))
+    holders = [
+        Holder(serial=f"{at:016x}", peer=name, name=name, organisation=homes[name], role="any", vote=True, until_step=9)
+        for at, name in enumerate(homes)
+    ]
+
+    def out(slow: str, *, own: bool) -> set[str]:
+        members = [listed(p, "stage" if p in parts else "trainer", parts.get(p, "ends")) for p in homes]
+        said = Admissions(issuers=(), holders=tuple(holders), own_routes=own)
+        return {*ExclusionPolicy(Roster(members, said, {slow: slow_one})).out({})}
+
+    assert out("a0", own=False) == {"a0"}
+    assert out("a0", own=True) == set(), "b0 holds its part, and no trainer of a may use it"
+    assert out("a1", own=True) == {"a1"}, "a2 is there"
+    assert out("at", own=True) == {"at"}, "a slow trainer feeds nobody but itself"
 
 
 def test_member_that_lacks_something_is_out_the_third_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from swarm.step.leader.batch import LOST_PART_S
 from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES
 from swarm.step.leader.rescue import AGAIN_S
 from swarm.step.messages import DECIDE, PREPARE, PROPOSE, RECONCILE, Prepare, Reconcile
+from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.step import HOSTED, LEADER, OTHER, RULES, THREE, A, B, Stage, T, U, listed, no, stage
 
 # --- no majority, or a part is lost -----------------------------------------------------------------------------------
@@ -39,6 +41,27 @@ async def test_vote_of_a_late_member_counts_where_one_that_was_in_time_gives_non
     given = await calls.majority((LEADER, OTHER, T), PREPARE, Prepare(step=1, term=1))
     assert given.keys() == {LEADER, T}
     assert here.puppets[T].asked.count(PREPARE) == 1
+
+
+class HastyClock(LoopClock):
+    """One that wakes whoever sleeps a last digit too early."""
+
+    sleeps = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        await super().sleep(seconds - 1e-9)
+
+
+async def test_silent_voter_is_not_waited_for_once_a_majority_votes_though_the_clock_is_a_digit_short() -> None:
+    here = await Stage(THREE).set()
+    clock = HastyClock()
+    calls = TermCalls(replace(here.closing, clock=clock), here.desk.book, 1)
+    silent = next(peer for peer in THREE.peers if peer != here.leader)
+    here.puppets[silent].instead[PREPARE] = lambda body: asyncio.sleep(60)
+    given = await calls.majority(THREE.peers, PREPARE, Prepare(step=1, term=1))
+    assert given.keys() == {*THREE.peers} - {silent}
+    assert clock.sleeps == 1
 
 
 def cut_off(here: Stage, peer: PeerId) -> None:

@@ -12,7 +12,7 @@ from swarm.consensus.changes import Changes, Departure, departure_bytes
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
 from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
-from swarm.step.member.open_step import SETTLE_ROUNDS
+from swarm.step.member.open_step import MAX_HEARD, SETTLE_ROUNDS
 from swarm.step.messages import Propose
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (
@@ -49,6 +49,12 @@ async def test_member_asked_in_order_swaps_once_to_what_it_prepared() -> None:
     assert bench.history.head == record()
     assert bench.position.open_step == 2
     assert bench.average.weights == {A: 10, B: 11}
+
+
+async def test_member_that_waited_for_more_than_it_may_tell_of_names_so_many() -> None:
+    bench = MemberBench()
+    bench.average.waited = {PeerId(f"P{number:04}"): 9.0 for number in range(MAX_HEARD + 1)}
+    assert len((await bench.ask(reconcile())).waited) == MAX_HEARD
 
 
 @pytest.mark.parametrize("me", [A, B, T])

@@ -105,7 +105,7 @@ def test_record_says_whose_sums_were_left_out_as_those_say_who_did_it_and_nothin
         reconciled(answers), asked, clipped, {p: Prepared(digest="cccd"["ABCT".index(p)] * 64) for p in WELL}
     )
     record = applied.record(BEFORE, BEFORE.hash(), Changes(), THREE, RULES.max_members)
-    assert record.left_out == {B: (11, (A, B)), A: (1, (B,))}
+    assert record.called_far == {B: (11, (A, B)), A: (1, (B,))}
     assert record.hash() != record.model_copy(update={"guarded": {}}).hash()
     assert "guarded" not in record.model_copy(update={"guarded": {}}).model_dump(mode="json")
 

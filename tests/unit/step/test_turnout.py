@@ -56,7 +56,9 @@ def test_replica_that_is_lost_is_not_live_and_leaves_the_other_alone() -> None:
 def test_replica_whose_sum_is_left_out_has_nothing_in_the_mean_and_partly_something() -> None:
     found = of_stage(guarded={A: {B: 4}, B: {B: 7}})
     assert (found.participating, found.averaged) == ((A, B), (A,))
-    assert found.why == {B: "left out of the mean: 11 of 11 tokens, its sum is far from the others'"}
+    names = ", ".join(ROSTER.names[peer] for peer in (A, B))
+    said = f"left out of the mean: 11 of 11 tokens, its sum is far from the others', as {names} said"
+    assert found.why == {B: said}
     found = of_stage(guarded={A: {B: 4}})
     assert found.averaged == (A, B)
     assert set(found.why) == {B}
@@ -69,6 +71,14 @@ def test_sum_is_far_by_the_word_of_most_replicas_and_not_of_one_nor_in_part() ->
     assert [*far_sums(record(), ROSTER)] == []
     assert [*far_sums(record(guarded={A: {B: 11}}), ROSTER)] == [], "of two replicas one says so"
     assert [*far_sums(record(guarded={A: {B: 3}, B: {B: 2}}), ROSTER)] == [], "5 of 11 tokens"
+
+
+def test_one_replica_that_calls_a_sum_far_takes_nobody_out_of_the_mean_and_is_named() -> None:
+    found = of_stage(guarded={A: {B: 11}})
+    assert found.averaged == (A, B), "one of two replicas says so"
+    assert found.why[B].endswith(f"as {ROSTER.names[A]} said")
+    twice = of_stage(guarded={A: {B: 11}, B: {B: 11}})
+    assert "11 of 11 tokens" in twice.why[B], "both count the same tokens"
 
 
 def test_replica_that_was_late_is_told_what_becomes_of_its_work() -> None:

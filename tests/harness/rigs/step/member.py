@@ -114,6 +114,7 @@ class FakeAverage:
         self.gate: asyncio.Event | None = None
         self.error: Exception | None = None
         self.squared_norm = 0.25
+        self.waited: Mapping[PeerId, float] = {}
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
         """See :class:`~swarm.step.member.open_step.Average`."""
@@ -138,6 +139,7 @@ class FakeAverage:
             contributors=tuple(wanted.weights),
             bytes_sent=0,
             seconds=0.0,
+            waited=self.waited,
         )
 
 
