@@ -38,7 +38,7 @@ class ExclusionPolicy:
         self._tied: dict[PeerId, str] = {}
         self._lost_since: dict[str, float] = {}
         for peer, why in sorted(roster.dismissed.items()):
-            if not (self.is_last(peer, {}) or self._feeds_others(peer)):
+            if not (self.is_last(peer, {}) or self._leaves_one(peer) or self._feeds_others(peer)):
                 self._unfit[peer] = why
 
     # --- who is out, and why -------------------------------------------------------------------------------------
@@ -55,6 +55,12 @@ class ExclusionPolicy:
     def is_last(self, peer: PeerId, gone: Mapping[PeerId, str]) -> bool:
         """Return whether a part would be lost without this member, or, with hosted ends, nobody would feed."""
         return peer in needed(self._roster, lost_parts(self._roster, {*self.out(gone), peer}))
+
+    def _leaves_one(self, peer: PeerId) -> bool:
+        """Return whether its part would have one replica left, with which nobody could compare anything: it may be that
+        one that had it called slow."""
+        part, out = self._roster[peer].part, self._roster.dismissed.keys() | {peer}
+        return part is not None and len(set(self._roster.replicas(PartName(part))) - out) == 1
 
     def _feeds_others(self, peer: PeerId) -> bool:
         """Return whether microbatches of another trainer have no way without this member: where they stay in one

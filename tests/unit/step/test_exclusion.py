@@ -54,8 +54,8 @@ def test_of_replicas_that_all_are_late_the_same_one_is_left_in_whatever_order_th
 
 
 def test_slow_host_is_spared_where_trainers_of_its_organisation_could_feed_no_more() -> None:
-    parts = {"a0": "stage-0", "a1": "stage-1", "a2": "stage-1", "b0": "stage-0", "b1": "stage-1"}
-    homes = {name: name[0] for name in (*parts, "at", "bt")}
+    parts = {"a0": "stage-0", "a1": "stage-1", "a2": "stage-1", "b0": "stage-0", "b1": "stage-1", "b2": "stage-0"}
+    homes = {name: name[0] for name in (*parts, "at", "bt", "bu")}
     slow_one = Slow(said_by=("a1", "bt", "b0"))
     holders = [
         Holder(serial=f"{at:016x}", peer=name, name=name, organisation=homes[name], role="any", vote=True, until_step=9)
@@ -71,6 +71,12 @@ def test_slow_host_is_spared_where_trainers_of_its_organisation_could_feed_no_mo
     assert out("a0", own=True) == set(), "b0 holds its part, and no trainer of a may use it"
     assert out("a1", own=True) == {"a1"}, "a2 is there"
     assert out("at", own=True) == {"at"}, "a slow trainer feeds nobody but itself"
+
+
+def test_slow_replica_is_spared_where_one_other_would_be_left_to_compare_nothing_with() -> None:
+    slow = {A: Slow(said_by=(B, C, B))}
+    assert {*ExclusionPolicy(Roster(THREE.members, None, slow)).out({})} == {A}
+    assert {*ExclusionPolicy(Roster((one for one in THREE.members if one.peer != C), None, slow)).out({})} == set()
 
 
 def test_member_that_lacks_something_is_out_the_third_time() -> None:
