@@ -22,7 +22,7 @@ from peers.home.places import home_directory
 from peers.home.run_directory import find_run_directory
 from peers.manifest_file import PENDING
 from peers.options.fields import settings_of
-from peers.options.foundation import Foundation
+from peers.options.foundation import STRANGERS, Foundation
 from peers.plan.peers_file import read_entries
 from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
@@ -45,6 +45,11 @@ FOR_ADAPTERS = {"lr": ADAPTER_LR, "weight_decay": 0.0}
 
 FOR_FOREIGN = "finetune"
 """The preset for a model that is named alone; with a file of one's own it has what that leaves open."""
+_BESIDE_OWN_ROUTES = {
+    "split.routes": "--admission token, or --admission organisation",
+    "admission.organisation": "--organisation NAME",
+}
+"""What ``--own-routes`` takes, by the key of the manifest that is wrong without."""
 _WITH_RESUME = ("file", "resume")
 _WITH_OTHER_STAGES = (*_WITH_RESUME, "stages", "layers_per_stage", "peers", "hosts", "trainers")
 """The options of a run that goes on: as it is cut, and with other stages."""
@@ -151,6 +156,8 @@ def origins_of(foundation: Foundation, document: dict[str, Any]) -> dict[str, st
 
 def _option_of(foundation: Foundation, key: str) -> str:
     """The option that sets this key of the manifest."""
+    if foundation.strangers and key in STRANGERS:
+        return "--strangers"
     for one in settings_of(Foundation).values():
         if one.option.manifest == key and getattr(foundation, one.key) is not None:
             return one.names[0]
@@ -441,14 +448,31 @@ def _blamed(error: ConfigError, foundation: Foundation) -> ConfigError:
     if error.key == "run.start_when.stage_hosts" and foundation.hosts is None and stages is not None:
         remedy = f"Add --hosts {stages}, or more: every stage needs a replica."
         return ConfigError(error.key, error.value, error.allowed, remedy, why=f"so says {_origin(foundation)}")
-    for key, setting in settings_of(Foundation).items():
-        if error.key == setting.option.manifest and getattr(foundation, key) is not None and error.value is not None:
+    if foundation.strangers and any(key in error.remedy for key in STRANGERS):
+        remedy = f"Leave out --strangers, or {_said_by(foundation, error.key)}."
+        return ConfigError(error.key, error.value, f"{error.allowed}, as --strangers says", remedy, why=error.why)
+    if foundation.own_routes and error.key in _BESIDE_OWN_ROUTES:
+        allowed = f"{_BESIDE_OWN_ROUTES[error.key]} beside it"
+        remedy = f"Add {_BESIDE_OWN_ROUTES[error.key]}."
+        return ConfigError("--own-routes", True, allowed, remedy, why=error.why)
+    for setting in settings_of(Foundation).values():
+        if error.key == setting.option.manifest and error.key in foundation.changes and error.value is not None:
             name = setting.names[0]
             origin = _origin(foundation)
             instead = f"Correct {name}, or leave it out for the value of {origin}."
             remedy = error.remedy.replace(f"Correct it in {origin}.", instead)
             return ConfigError(name, error.value, error.allowed, remedy, why=error.why)
     return error
+
+
+def _said_by(foundation: Foundation, key: str) -> str:
+    """Return what one would leave out for the default of this key of the manifest."""
+    if key in foundation.changes:
+        return _option_of(foundation, key)
+    read = {} if foundation.file is None else _read_toml(foundation.file)
+    if value_at(read, key) is None and foundation.profile is not None:
+        return "--profile"
+    return f"{key if value_at(read, key) is not None else 'speed.profile'} in {_origin(foundation)}"
 
 
 def _origin(foundation: Foundation) -> str:

@@ -375,9 +375,12 @@ def _admission(manifest: Manifest) -> list[tuple[str, str]]:
 def _checks(manifest: Manifest) -> list[tuple[str, str]]:
     """Return what is checked of what others compute, where anything is."""
     averaging, influence = manifest.averaging, manifest.optimizer.influence
-    said = [
+    compared = [
         *(["sums far from the others are left out"] if averaging.guard != "none" else []),
         *([f"{100 * averaging.check:g} % of the means are computed again"] if averaging.check else []),
+    ]
+    said = [
+        *([f"where three or more replicas hold a part, {' and '.join(compared)}"] if compared else []),
         *([f"no microbatch weighs more than {influence:g} times the usual"] if influence else []),
     ]
     return [("checks", "; ".join(said))] if said else []

@@ -300,7 +300,8 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
             took = f"{event.seconds:.1f} s, where others take {event.usual_s:.1f} s"
             return "held up", f"step {event.step} waited for {event.peer}: {took}; {event.times} times lately"
         case LeftOutAsSlow():
-            return "left out", f"{event.peer}, until step {event.until}: {event.reason}"
+            told = f"{event.peer}, until step {event.until}: {event.reason}; next: {command_name()} doctor there"
+            return "left out", told
         case LateWorkLost():
             return "work lost", harmless(f"{event.tokens} tokens of {event.peer}, which was late: {event.reason}")
         case StateLeftBehind():

@@ -240,8 +240,9 @@ class Foundation:
         Option(
             of=_NEW,
             manifest="averaging.guard",
-            help="Check what peers compute: leave out sums far from the others, compute 1 mean of 50 again, and let "
-            "no microbatch weigh more than twice the usual. It costs some CPU.",
+            help="Check what peers compute: where three or more replicas hold a part, leave out sums far from the "
+            "others and compute 1 mean of 50 again; let no microbatch weigh more than twice the usual. It costs some "
+            "CPU.",
         ),
     ] = False
     organisation: Annotated[

@@ -87,6 +87,7 @@ class StepClose:
         self._rescuing = Rescuing(context, book, term, self._policy, self._batch)
         self._promises: dict[str, SignedPromise] = {}
         self._held_up: dict[PeerId, Lateness] = {}
+        self._answered_late: dict[PeerId, Lateness] = {}
         self._decision: tuple[CloseRecord, Decide] | None = None
 
     @property
@@ -132,6 +133,9 @@ class StepClose:
             self._context.events.emit(Committed(step=self.book.step, microbatches=committed))
         if not proposal.record.void and proposal.record.term == self.term:
             self._tell_slow(proposal.record)
+            # Who was late to vote for this very record is still to be told of.
+            desk, said = self._context.desk, self._answered_late
+            desk.late_answers = {peer: one for peer, one in desk.late_answers.items() if said.get(peer) is not one}
         return proposal.record
 
     def _tell_moves(self, before: CloseRecord, changes: Changes) -> None:
@@ -296,9 +300,9 @@ class StepClose:
         """Return what the record says of members that hold steps up: for whom we had to wait in this one, and for whose
         answers after the last record of ours."""
         desk, me = self._context.desk, self._context.calls.me
+        self._answered_late = dict(desk.late_answers)
         late_for_us = {**desk.late_answers, **self._asks.kept_waiting}
         self._held_up = {peer: found for peer, found in late_for_us.items() if peer in attempt.live}
-        desk.late_answers = {}
         return following(self.book.roster.slow, self.book.step, self.book.roster.peers, absent, (me, self._held_up))
 
     def _tell_slow(self, record: CloseRecord) -> None:

@@ -111,7 +111,10 @@ class Vetoes:
         if now - conduct.began >= STALLED_S:
             worked = {one.microbatch.trainer for one in record.committed}
             heard = [peer for peer in heard if roster[peer].role != "trainer" or peer in worked]
-        return f"{heard[0]} is there, as far as is known here, and two leaders have not tried with it" if heard else ""
+        if not heard:
+            return ""
+        tried = "the step was not tried with it in this term, or fewer than two leaders have gone on without it"
+        return f"{heard[0]} is there, as far as is known here, and {tried}"
 
     def _quota(self, record: CloseRecord, there: Sequence[PeerId]) -> str:
         """Name the trainer that fed more of the step than is its share among those that were there throughout. Asked of

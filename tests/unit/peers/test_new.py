@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from data_shards.tokenize import train_tokenizer
 from peers.commands.new import summary
 from peers.commands.quickstart import plan_run
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
-from peers.founding_files import Founded, load_foundation, make_run, pending
+from peers.founding_files import Founded, load_foundation, make_run, origins_of, pending
 from peers.manifest_file import render_manifest
-from peers.options.foundation import Foundation
+from peers.options.foundation import STRANGERS, Foundation
 from peers.options.local import LocalOptions
 from peers.presets import load_preset, preset_names, preset_purpose
 from swarm.config import load_manifest, parse_manifest
@@ -84,9 +85,38 @@ def test_new_for_strangers_checks_what_peers_compute_and_says_so(file: Path, tok
     made = founded(Foundation(file=file, tokenizer=tokenizer, strangers=True))
     assert (made.manifest.averaging.guard, made.manifest.averaging.check) == ("leave-out", 0.02)
     assert dict(summary(made))["checks"] == (
-        "sums far from the others are left out; 2 % of the means are computed again; "
-        "no microbatch weighs more than 2 times the usual"
+        "where three or more replicas hold a part, sums far from the others are left out and 2 % of the means are "
+        "computed again; no microbatch weighs more than 2 times the usual"
     )
+    foundation = Foundation(file=file, strangers=True)
+    origins = origins_of(foundation, load_foundation(foundation))
+    assert {origins[key] for key in STRANGERS} == {"--strangers"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "typed", "said"),
+    [
+        ("", {"strangers": True, "local_steps": 8}, "Leave out --strangers, or --local-steps."),
+        ("", {"strangers": True, "reproducible": True}, "Leave out --strangers, or --reproducible."),
+        ('[averaging]\nschedule = "auto"\n', {"strangers": True}, "Leave out --strangers, or averaging.schedule in "),
+        ("", {"strangers": True, "profile": "thin"}, "Leave out --strangers, or --profile."),
+        ("", {"own_routes": True}, "Add --admission token, or --admission organisation."),
+        ("", {"own_routes": True, "admission": "token"}, "Add --organisation NAME."),
+    ],
+)
+def test_new_names_the_option_that_does_not_go_with_others(
+    file: Path, lines: str, typed: dict[str, Any], said: str
+) -> None:
+    file.write_text(lines)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_foundation(Foundation(file=file, **typed))
+
+
+def test_new_blames_no_switch_that_was_not_typed(file: Path) -> None:
+    file.write_text('[averaging]\nguard = "always"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_foundation(Foundation(file=file))
+    assert caught.value.key == "averaging.guard"
 
 
 def test_new_says_which_parts_one_peer_alone_will_hold(file: Path, tokenizer: Path) -> None:

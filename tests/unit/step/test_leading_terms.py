@@ -14,6 +14,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.events import TermBegan
 from swarm.ids import PeerId
+from swarm.step.leader.punctuality import Lateness
 from swarm.step.messages import AGAIN, APPLY, DECIDE, PREPARE, PROPOSE, RECONCILE, Accepted, Promise, ResumeTrainer
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (
@@ -40,6 +41,24 @@ async def successor() -> Stage:
     here = await Stage(leader=SUCCESSOR).set()
     here.liveness.lose(LEADER, "dead")
     return here
+
+
+@pytest.mark.parametrize("superseded", [False, True])
+async def test_who_answered_late_is_told_of_once_and_not_forgotten_with_a_record_that_comes_to_nothing(
+    superseded: bool,
+) -> None:
+    here = await stage()
+    here.desk.late_answers = {T: Lateness(9.0, 1.0)}
+    if not superseded:
+        record = await here.leading().close()
+        assert record.slow[T].said_by == (here.leader,)
+        assert here.desk.late_answers == {}
+        return
+    here.puppets[OTHER].instead[PROPOSE] = no(Superseded("another leads"))
+    with pytest.raises(Superseded):
+        await here.leading().close()
+    assert here.puppets[OTHER].told(PROPOSE)[0].record.slow[T].said_by == (here.leader,)
+    assert here.desk.late_answers == {T: Lateness(9.0, 1.0)}
 
 
 async def test_successor_closes_the_step_anew_when_nobody_accepted_anything() -> None:
