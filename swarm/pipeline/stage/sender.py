@@ -24,7 +24,7 @@ from swarm.pipeline.messages import (
     Output,
 )
 from swarm.pipeline.recall import Errand, Missing, Recalls
-from swarm.pipeline.seals import Across, hash_of
+from swarm.pipeline.seals import Across, hash_of, told_digest
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.schema import Empty
@@ -131,9 +131,10 @@ class Sender:
         """A contribution was added: with the receipt, and where the loss is computed the loss."""
         loss_sum, tokens = state.loss
         content, came = state.hashes.content.to_wire(), state.hashes
-        signed = receipt_bytes(self._settings.run, state.key, self._settings.stage, content, tokens)
-        contributed = {"receipt": self._context.sign(signed), "loss_sum": loss_sum, "tokens": tokens}
         seals = (came.input.signature, came.gradient.signature)
+        told = told_digest(content, seals)
+        signed = receipt_bytes(self._settings.run, state.key, self._settings.stage, told, tokens)
+        contributed = {"receipt": self._context.sign(signed), "loss_sum": loss_sum, "tokens": tokens}
         await self._report(state, "backward", took, content=content, seals=seals, **contributed)
 
     async def _report(

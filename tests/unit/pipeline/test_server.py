@@ -14,6 +14,7 @@ from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongSte
 from swarm.events import Accumulated
 from swarm.ids import JourneyKey, StepWork
 from swarm.pipeline.messages import BACKWARD, EVALUATE, FORWARD, Backward, Drop, Evaluate, Forward
+from swarm.pipeline.seals import told_digest
 from swarm.pipeline.stage.microbatch_state import Phase
 from swarm.pipeline.stage.table import STAY_CEILING_S, STAY_FLOOR_S
 from swarm.security.signing import receipt_bytes
@@ -53,7 +54,9 @@ async def test_server_computes_passes_on_and_signs(scene: ReplicaScene) -> None:
     assert scene.part.held == {microbatch(0): 32.0}
     out, back = scene.trainer.of("hop")
     assert (out.direction, out.receipt) == ("forward", b"")
-    assert verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, back.content), back.receipt)
+    assert verify(
+        ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, told_digest(back.content, back.seals)), back.receipt
+    )
     assert [event.part for event in scene.replica.events.of(Accumulated)] == ["stage-1"]
 
 
