@@ -301,7 +301,7 @@ class _Reports:
             route=journey.route,
             early=journey.early,
         )
-        receipts = [SignedReceipt(content=one.content.to_wire(), signature=one.signature) for one in journey.receipts]
+        receipts = [SignedReceipt(digest=one.digest, signature=one.signature) for one in journey.receipts]
         await self._leader.complete(journey.key.step, contribution, tuple(receipts))
 
 

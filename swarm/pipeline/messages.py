@@ -159,9 +159,9 @@ class InputGradient(JourneyMessage):
 class HopReport(JourneyMessage):
     """A replica tells the trainer that a hop is done, and what it took. ``receipt`` signs a backward contribution; a
     backward without one has handed the gradient on, and its contribution is told later. ``again`` says that it was told
-    before, or is told once more later, and measures nothing. With the receipt come the hashes that it signs
+    before, or is told once more later, and measures nothing. With the receipt comes what it signs the digest of: hashes
     (``content``, see :class:`~swarm.pipeline.seals.Content`), and the signatures under the input and the gradient that
-    came, by whom they came from."""
+    came, by whom they came from. They are for the trainer alone."""
 
     hop: StageField
     direction: Direction

@@ -1,4 +1,4 @@
-"""What a hop got and sent, by hashes: its receipt signs them, and each sender signs the hash of what it sends.
+"""What a hop got and sent, by hashes: its receipt signs their digest, and each sender signs the hash of what it sends.
 
 So two neighbours that tell different things of one tensor are told apart: by the sender's own signature, which the
 receiver shows. Hashed are the bytes on the wire.
@@ -61,6 +61,14 @@ class Content(NamedTuple):
         if len(data) != len(cls._fields) * HASH_BYTES:
             raise Violation(f"a receipt of {len(data)} bytes of hashes")
         return cls(*(data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES)))
+
+
+def told_digest(content: bytes, seals: tuple[bytes, bytes]) -> bytes:
+    """Return what a receipt signs of a content on the wire and of the signatures under what came.
+
+    The receipt goes to the step's leader, perhaps in another organisation. There hashes alone would confirm a guessed
+    microbatch; the signatures are known only to those between whom its tensors went."""
+    return blake3(b"".join((content, *seals))).digest()
 
 
 class Sealed(NamedTuple):

@@ -132,13 +132,13 @@ def _base58_decode(text: str) -> bytes | None:
 # Replicas sign for the work they did, so that a trainer cannot invent it.
 
 
-def receipt_bytes(run: str, key: JourneyKey, stage: int, content: bytes, tokens: int = 0) -> bytes:
+def receipt_bytes(run: str, key: JourneyKey, stage: int, digest: bytes, tokens: int = 0) -> bytes:
     """Return what a replica signs when it adds a microbatch's gradient to its open step, in whichever attempt.
 
-    It counts after the record ``key.after`` only, for a ``content`` (the hashes of what was got and sent, see
+    It counts after the record ``key.after`` only, for the ``digest`` of what was got and sent (see
     :mod:`swarm.pipeline.seals`), and with the ``tokens`` of the replica that computes the loss (0 of others).
     """
-    fields = ("receipt", run, key.step, key.after, *key.microbatch, stage, tokens, content.hex())
+    fields = ("receipt", run, key.step, key.after, *key.microbatch, stage, tokens, digest.hex())
     return "|".join(map(str, fields)).encode()
 
 

@@ -56,9 +56,10 @@ class Leased(Message):
 
 
 class SignedReceipt(Message):
-    """A replica's signature that it added a microbatch, and the hashes of what it got and sent, which it signs too."""
+    """A replica's signature that it added a microbatch, and the digest that it signs of what it got and sent: of the
+    text nobody can check a guess by it (:func:`~swarm.pipeline.seals.told_digest`)."""
 
-    content: Annotated[bytes, Field(min_length=128, max_length=128)]
+    digest: Annotated[bytes, Field(min_length=32, max_length=32)]
     signature: SignatureField
 
 

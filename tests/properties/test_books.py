@@ -20,7 +20,7 @@ from tests.properties.bookkeeping import NO, RULES, STAGES, TRAINERS, Blocked, B
 
 PEERS = [*STAGES[0], *STAGES[1], *TRAINERS]
 SECONDS = {peer: 0.1 * (1 + index) for replicas in STAGES for index, peer in enumerate(replicas)}
-RECEIPTS = (SignedReceipt(content=bytes(128), signature=b"r" * 64),) * 2
+RECEIPTS = (SignedReceipt(digest=bytes(32), signature=b"r" * 64),) * 2
 MAX_TURNS = 60
 """Of all trainers together, to fill a batch of 6."""
 which = st.integers(0, 10**6)

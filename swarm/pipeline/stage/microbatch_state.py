@@ -11,6 +11,7 @@ without effect.
 
 from __future__ import annotations
 
+from asyncio import Event
 from dataclasses import dataclass, field
 from enum import Enum
 from threading import Lock
@@ -132,6 +133,7 @@ class MicrobatchState:
     in_use: int = 0  # contributions that are being computed from it
     loss: tuple[float, int] = (0.0, 0)  # hosted last stage: its sum over the targets, and how many those are
     took: tuple[float, float] = (0.0, 0.0)  # seconds that it waited and was computed until it turned back
+    hashing: Event | None = None  # set when the hash of what is handed back is there; None where nothing was
     dropped: str = ""  # why it left the table
 
     _moving: ClassVar[Lock] = Lock()

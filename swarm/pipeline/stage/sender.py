@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from swarm.errors import PeerError, Refused
@@ -24,7 +26,7 @@ from swarm.pipeline.messages import (
     Output,
 )
 from swarm.pipeline.recall import Errand, Missing, Recalls
-from swarm.pipeline.seals import Across, hash_of
+from swarm.pipeline.seals import Across, hash_of, told_digest
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.schema import Empty
@@ -32,6 +34,7 @@ from swarm.security.signing import receipt_bytes
 from swarm.waiting import retry_while_busy
 
 logger = logging.getLogger(__name__)
+Report = Callable[[], Awaitable[None]]
 
 
 class Sender:
@@ -59,6 +62,14 @@ class Sender:
                 await self._send(route[hop], FORWARD, Forward(**fields, route=route, hop=hop, seal=seal), output)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "forward", error)
+
+    async def hand_back(self, state: MicrobatchState, gradient: Payload | None, report: Report | None) -> None:
+        """Hash the input's gradient, which a receipt waits for; then make the report, and send the gradient."""
+        hashed = state.hashes.sent = await hash_of(gradient)
+        if state.hashing is not None:
+            state.hashing.set()
+        reports = [] if report is None else [report()]
+        await asyncio.gather(*reports, self.send_gradient(state, gradient, hashed))
 
     async def send_gradient(self, state: MicrobatchState, gradient: Payload | None, hashed: bytes) -> None:
         """The input's gradient, with its hash, to the stage before or home; nothing where the input was token ids."""
@@ -129,11 +140,14 @@ class Sender:
 
     async def report_backward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
         """A contribution was added: with the receipt, and where the loss is computed the loss."""
+        if state.hashing is not None:
+            await state.hashing.wait()
         loss_sum, tokens = state.loss
         content, came = state.hashes.content.to_wire(), state.hashes
-        signed = receipt_bytes(self._settings.run, state.key, self._settings.stage, content, tokens)
-        contributed = {"receipt": self._context.sign(signed), "loss_sum": loss_sum, "tokens": tokens}
         seals = (came.input.signature, came.gradient.signature)
+        told = told_digest(content, seals)
+        signed = receipt_bytes(self._settings.run, state.key, self._settings.stage, told, tokens)
+        contributed = {"receipt": self._context.sign(signed), "loss_sum": loss_sum, "tokens": tokens}
         await self._report(state, "backward", took, content=content, seals=seals, **contributed)
 
     async def _report(

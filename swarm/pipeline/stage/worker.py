@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -19,11 +20,10 @@ from swarm.network.protocols import Payload
 from swarm.phases import Phases, advance
 from swarm.pipeline.compute import Contributed, Graph, Material
 from swarm.pipeline.messages import Direction
-from swarm.pipeline.seals import hash_of
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Work
-from swarm.pipeline.stage.sender import Sender
+from swarm.pipeline.stage.sender import Report, Sender
 from swarm.pipeline.stage.table import MicrobatchTable
 from swarm.waiting import first_done
 
@@ -167,12 +167,12 @@ class Worker:
             return result
 
         result = await self._compute(state, compute(), self._adding)
+        took = self._took("backward", queued, started)
         self._tell_of(state, sender, result.far)
-        sent = state.hashes.sent = await hash_of(result.gradient)
         if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
             return
-        self._added(state, self._took("backward", queued, started))
-        self._spawn(self._sender.send_gradient(state, result.gradient, sent))
+        self._added(state)
+        self._hand_back(state, result.gradient, partial(self._sender.report_backward, state, took))
 
     async def _turn_back(self, state: MicrobatchState, queued: float) -> None:
         """What the stage before waits for; the rest when there is nothing else to do, or at once where that would be
@@ -181,16 +181,16 @@ class Worker:
         graph, sender = state.take_graph(), state.tensors.gradient_sender
         work = self._context.compute.turn_back(material, graph, sender)
         contributed, rest = await self._compute(state, work, nullcontext())
+        state.took = self._took("backward", queued, started)
         self._tell_of(state, sender, contributed.far)
-        sent = state.hashes.sent = await hash_of(contributed.gradient)
         if state.dropped:
             return
-        state.took = self._took("backward", queued, started)
+        report: Report | None = None
         if state.turn_back(rest, self._context.clock.monotonic()):
-            self._spawn(self._sender.report_turned(state))
+            report = partial(self._sender.report_turned, state)
         elif state.accumulated:  # at the step's closing
-            self._spawn(self._sender.report_backward(state, state.took))
-        self._spawn(self._sender.send_gradient(state, contributed.gradient, sent))
+            report = partial(self._sender.report_backward, state, state.took)
+        self._hand_back(state, contributed.gradient, report)
         if self._table.deferred_bytes <= self._settings.deferred_bytes:
             self._defer(state)
         elif state.start() == "weights":
@@ -217,7 +217,13 @@ class Worker:
         if state.dropped:
             return
         (queued, computed), (_, more) = state.took, self._took("weights", 0.0, started)
-        self._added(state, (queued, computed + more))
+        self._added(state)
+        self._spawn(self._sender.report_backward(state, (queued, computed + more)))
+
+    def _hand_back(self, state: MicrobatchState, gradient: Payload | None, report: Report | None) -> None:
+        """Have the input's gradient hashed, reported and sent, beside: the device does not wait for it."""
+        state.hashing = asyncio.Event()
+        self._spawn(self._sender.hand_back(state, gradient, report))
 
     def _material(self, state: MicrobatchState) -> Material:
         tensors = state.tensors
@@ -252,11 +258,10 @@ class Worker:
         finally:
             state.in_use -= 1
 
-    def _added(self, state: MicrobatchState, took: tuple[float, float]) -> None:
+    def _added(self, state: MicrobatchState) -> None:
         """Tell that a microbatch is in the sum."""
         part = stage_part(self._settings.stage)
         self._context.events.emit(Accumulated(part=part, **state.work._asdict()))
-        self._spawn(self._sender.report_backward(state, took))
         self._table.retention.hold(state)
 
     def _took(self, work: Work, queued: float, started: float) -> tuple[float, float]:

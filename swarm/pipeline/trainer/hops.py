@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Direction
-from swarm.pipeline.seals import Content, Shown
+from swarm.pipeline.seals import Content, Shown, told_digest
 from swarm.pipeline.trainer.pace import ReplicaChoice, Work
 from swarm.waiting import ExponentialBackoff, doubled
 
@@ -121,6 +121,11 @@ class Receipt:
     seals: tuple[bytes, bytes] = (b"", b"")
     loss_sum: float = 0.0
     tokens: int = 0
+
+    @property
+    def digest(self) -> bytes:
+        """Return what the signature is of, which is all that others are shown."""
+        return told_digest(self.content.to_wire(), self.seals)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ from swarm.pipeline.messages import (
     Targets,
 )
 from swarm.pipeline.retention import payload_bytes
-from swarm.pipeline.seals import NOTHING, Across, Check, Content, Sealed, Seals, Shown, differing, hash_of
+from swarm.pipeline.seals import NOTHING, Across, Check, Content, Sealed, Seals, Shown, differing, hash_of, told_digest
 from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules
 from swarm.pipeline.trainer.hops import (
     Directive,
@@ -570,7 +570,8 @@ class Journey:
         replica can be asked. The leader would refuse it as well, and the batch never be complete."""
         counts = self._context.ends is None and report.hop == self._state.way.last
         content, tokens = Content.from_wire(report.content), report.tokens if counts else 0
-        expected = receipt_bytes(self._context.run, self.key, report.hop, report.content, tokens)
+        told = told_digest(report.content, report.seals)
+        expected = receipt_bytes(self._context.run, self.key, report.hop, told, tokens)
         if not self._context.verify(caller, expected, report.receipt):
             raise Refused("the receipt's signature does not verify")
         if NOTHING in (content.input, content.gradient):

@@ -145,7 +145,7 @@ class LeadService:
         for stage, (replica, receipt) in enumerate(zip(contribution.route, body.receipts, strict=True)):
             counts = self._hosted and stage == self._rules.stages - 1
             tokens = contribution.tokens if counts else 0
-            signed = receipt_bytes(self._rules.run, key, stage, receipt.content, tokens)
+            signed = receipt_bytes(self._rules.run, key, stage, receipt.digest, tokens)
             if not self._verify(PeerId(replica), signed, receipt.signature):
                 raise Violation(f"the receipt of stage {stage} is forged", peer=caller)
 

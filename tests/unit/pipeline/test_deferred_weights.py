@@ -16,6 +16,7 @@ from swarm.errors import Violation
 from swarm.events import Accumulated, ContributionReplayed, GraphsDropped
 from swarm.ids import JourneyKey, PeerId, StepWork
 from swarm.pipeline.messages import Adopt, Drop
+from swarm.pipeline.seals import told_digest
 from swarm.pipeline.stage.microbatch_state import Phase
 from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
 from swarm.security.signing import receipt_bytes
@@ -86,7 +87,9 @@ async def test_gradient_is_handed_on_before_anything_is_added_and_the_receipt_co
     await eventually(lambda: len(later.trainer.of("hop")) == 3)
     told = later.trainer.of("hop")[2]
     assert (told.direction, told.again) == ("backward", False)
-    assert verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, told.content), told.receipt)
+    assert verify(
+        ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, told_digest(told.content, told.seals)), told.receipt
+    )
     assert later.part.held == {microbatch(0): 32.0}
     assert len(later.up.of("backward")) == 1
     assert len(later.replica.events.of(Accumulated)) == 1
@@ -150,7 +153,9 @@ async def test_trainer_that_asks_again_gets_gradient_and_receipt(later: Later) -
     assert later.up.payloads("backward") == [5.0, 5.0]
     await eventually(lambda: later.trainer.of("hop")[-1].receipt)
     told = later.trainer.of("hop")[-1]
-    assert verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 1), 1, told.content), told.receipt)
+    assert verify(
+        ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 1), 1, told_digest(told.content, told.seals)), told.receipt
+    )
     later.go()
     await later.there(1)
     assert len(later.replica.events.of(Accumulated)) == 1

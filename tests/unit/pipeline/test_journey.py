@@ -12,7 +12,7 @@ from swarm.errors import BugError, Busy, Ending, PeerError, Refused, RunEnded, V
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import JourneyKey, PeerId
 from swarm.pipeline.messages import TARGETS, TRAINER_RECALL, Blocked, HopReport, InputGradient, Output, TrainerRecall
-from swarm.pipeline.seals import NOTHING, Content
+from swarm.pipeline.seals import NOTHING, Content, told_digest
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.security.signing import receipt_bytes
@@ -41,6 +41,11 @@ A0, A1, B0, B1 = (PeerId(name) for name in ("a0", "a1", "b0", "b1"))
 NAN = float("nan")
 
 
+def unsealed(content: bytes) -> bytes:
+    """What a receipt signs of one that shows no signatures under what came."""
+    return told_digest(content, (b"", b""))
+
+
 async def test_trainer_feeds_its_lease_and_every_stage_counts_each_microbatch_once() -> None:
     crew = await Crew.of([[A0, A1], [B0, B1]])
     leader = await crew.feed(9)
@@ -52,8 +57,7 @@ async def test_trainer_feeds_its_lease_and_every_stage_counts_each_microbatch_on
     assert set(crew.side.part.held) == everything
     for journey in leader.finished:
         for stage, (replica, receipt) in enumerate(zip(journey.route, journey.receipts, strict=True)):
-            content = receipt.content.to_wire()
-            assert receipt.signature == sign(replica, receipt_bytes(RUN, journey.key, stage, content))
+            assert receipt.signature == sign(replica, receipt_bytes(RUN, journey.key, stage, receipt.digest))
     assert len(crew.side.events.of(JourneyStarted)) == len(crew.side.events.of(JourneyCompleted)) == 9
     assert crew.side.trainer.cursor == (0, 9)
 
@@ -230,7 +234,7 @@ class Walk:
             hop = 0 if by == A0 else 1
             tokens = changes.get("tokens", 0) if self._options.get("hosted") else 0
             content = (HOSTED if self._options.get("hosted") else CONTENTS)[hop].to_wire()
-            receipt = sign(by, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), hop, content, tokens))
+            receipt = sign(by, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), hop, unsealed(content), tokens))
             fields |= {"hop": hop, "direction": "backward", "queued_s": 0.0, "compute_s": 0.1, "receipt": receipt}
             fields |= {"content": content}
         if verb == "blocked":
@@ -271,17 +275,18 @@ FORGERIES: list[tuple[str, PeerId, str, dict[str, Any], type[PeerError]]] = [
     ("report with a forged receipt", A0, "hop", {"receipt": bytes(64)}, Refused),
     ("report with a receipt for other hashes", A0, "hop", {"content": CONTENTS[1].to_wire()}, Refused),
     ("report of a contribution to which nothing came", A0, "hop",
-     {"content": bytes(128), "receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, bytes(128)))},
+     {"content": bytes(128),
+      "receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, unsealed(bytes(128))))},
      Refused),
     ("report without hashes", A0, "hop", {"content": b""}, Violation),
     ("report with a receipt of another stage", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, A0_SAID))}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, unsealed(A0_SAID)))}, Refused),
     ("report with a receipt of another step", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(2, microbatch(0), 0), 0, A0_SAID))}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(2, microbatch(0), 0), 0, unsealed(A0_SAID)))}, Refused),
     ("report with a receipt of another lineage", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0, "ab"), 0, A0_SAID))}, Refused),
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0, "ab"), 0, unsealed(A0_SAID)))}, Refused),
     ("report with a receipt for tokens that only the loss counts", A0, "hop",
-     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, A0_SAID, 3)), "tokens": 3},
+     {"receipt": sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, unsealed(A0_SAID), 3)), "tokens": 3},
      Refused),
     ("blocked by a stranger", B1, "blocked", {}, Refused),
     ("blocked by an attempt to come", A0, "blocked", {"attempt": 1}, Refused),
@@ -349,7 +354,7 @@ async def test_trainer_given_a_gradient_that_is_no_number_sets_the_microbatch_as
         await walk.send(B0, "output")
         await walk.send(B0, "hop")
         said = CONTENTS[0]._replace(sent=_hash(NAN)).to_wire()
-        receipt = sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, said))
+        receipt = sign(A0, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 0, unsealed(said)))
         await walk.send(A0, "hop", content=said, receipt=receipt)
         await walk.send(A0, "gradient", x=NAN)
         await walk.leader.over.wait()

@@ -12,6 +12,7 @@ from swarm.events import Accumulated
 from swarm.ids import JourneyKey, PeerId
 from swarm.pipeline import recall
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Adopt, Drop, Recall, TrainerRecall
+from swarm.pipeline.seals import told_digest
 from swarm.security.signing import receipt_bytes
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
@@ -136,7 +137,11 @@ async def test_adopting_again_what_is_added_tells_again_and_adds_nothing(scene: 
     back = [report for report in scene.trainer.of("hop") if report.direction == "backward"]
     assert [report.again for report in back] == [False, True]
     assert all(
-        verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, report.content), report.receipt)
+        verify(
+            ME,
+            receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, told_digest(report.content, report.seals)),
+            report.receipt,
+        )
         for report in back
     )
     assert len(scene.replica.events.of(Accumulated)) == 1

@@ -12,13 +12,23 @@ from blake3 import blake3
 from swarm.errors import Refused, Violation
 from swarm.events import HopDiffers, JourneySetAside
 from swarm.ids import JourneyKey, PeerId
-from swarm.pipeline.seals import NOTHING, OFF_LOOP_BYTES, Across, Content, Sealed, Shown, differing, hash_of
+from swarm.pipeline.seals import (
+    NOTHING,
+    OFF_LOOP_BYTES,
+    Across,
+    Content,
+    Sealed,
+    Shown,
+    differing,
+    hash_of,
+    told_digest,
+)
 from swarm.pipeline.stage.microbatch_state import Hashes
 from swarm.pipeline.trainer.journey import MOST_DIFFERING, Differs, Journey
 from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.wiring import Wiring
-from tests.harness.rigs.pipeline import TRAINER, Crew, microbatch, seals
+from tests.harness.rigs.pipeline import TRAINER, Crew, microbatch, seals, token_ids
 
 A, A_OTHER, B = PeerId("a0"), PeerId("a1"), PeerId("b0")
 KEY = JourneyKey(1, microbatch(0), 0)
@@ -151,6 +161,17 @@ async def test_a_large_payload_has_the_same_hash_beside_the_loop() -> None:
 def test_hashes_of_another_length_are_refused(length: int) -> None:
     with pytest.raises(Violation):
         Content.from_wire(bytes(length))
+
+
+async def test_who_knows_the_text_and_not_the_signatures_cannot_check_a_guess_by_what_a_leader_gets() -> None:
+    crew = await Crew.of([[A]], hosted=True)
+    (journey,) = (await crew.feed(1)).finished
+    (receipt,) = journey.receipts
+    text = blake3(token_ids()).digest()
+    assert receipt.content == Content(input=text, gradient=text), "all of it follows from the text"
+    assert receipt.digest == told_digest(receipt.content.to_wire(), receipt.seals)
+    guesses = [told_digest(receipt.content.to_wire(), seals) for seals in ((b"", b""), (bytes(64), b""))]
+    assert receipt.digest not in [*guesses, blake3(receipt.content.to_wire()).digest()]
 
 
 # --- in a pipeline ---------------------------------------------------------------------------------------------------

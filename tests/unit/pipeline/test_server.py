@@ -9,11 +9,14 @@ import weakref
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated
 from swarm.ids import JourneyKey, StepWork
 from swarm.pipeline.messages import BACKWARD, EVALUATE, FORWARD, Backward, Drop, Evaluate, Forward
+from swarm.pipeline.seals import Content, hash_of, told_digest
+from swarm.pipeline.stage import sender
 from swarm.pipeline.stage.microbatch_state import Phase
 from swarm.pipeline.stage.table import STAY_CEILING_S, STAY_FLOOR_S
 from swarm.security.signing import receipt_bytes
@@ -53,8 +56,37 @@ async def test_server_computes_passes_on_and_signs(scene: ReplicaScene) -> None:
     assert scene.part.held == {microbatch(0): 32.0}
     out, back = scene.trainer.of("hop")
     assert (out.direction, out.receipt) == ("forward", b"")
-    assert verify(ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, back.content), back.receipt)
+    assert verify(
+        ME, receipt_bytes(RUN, JourneyKey(1, microbatch(0), 0), 1, told_digest(back.content, back.seals)), back.receipt
+    )
     assert [event.part for event in scene.replica.events.of(Accumulated)] == ["stage-1"]
+
+
+@pytest.mark.parametrize("deferred_bytes", [0, 1 << 20], ids=["in one piece", "weights later"])
+async def test_device_goes_on_while_what_is_handed_back_is_hashed(
+    deferred_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = ReplicaScene(deferred_bytes=deferred_bytes)
+    await scene.open()
+    hashing, go = [], asyncio.Event()
+
+    async def slow(payload: Any) -> bytes:
+        if bytes(payload) == tensor(5.0):  # the gradient that goes back
+            hashing.append(payload)
+            await go.wait()
+        return await hash_of(payload)
+
+    monkeypatch.setattr(sender, "hash_of", slow)
+    async with working(scene.replica):
+        await scene.there(0, x=3.0)
+        await scene.backward(0, x=4.0)
+        await eventually(lambda: hashing and scene.replica.events.of(Accumulated))
+        await scene.there(1)
+        assert not any(report.receipt for report in scene.trainer.of("hop"))
+        go.set()
+        await eventually(lambda: scene.up.of("backward") and any(report.receipt for report in scene.trainer.of("hop")))
+    (told,) = [report for report in scene.trainer.of("hop") if report.receipt]
+    assert Content.from_wire(told.content).sent == blake3(tensor(5.0)).digest()
 
 
 # --- admission ---------------------------------------------------------------------------------------------------

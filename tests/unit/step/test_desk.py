@@ -43,7 +43,7 @@ async def _open(step: int) -> None:
     return None
 
 
-CONTENT = bytes(range(128))
+DIGEST = bytes(range(32))
 
 
 def desk(me: PeerId) -> LeadService:
@@ -56,9 +56,9 @@ def complete(*, signers: list[PrivateIdentity] | None = None, term: int = 0, **f
     values = {"microbatch": MICROBATCH, "tokens": 30, "loss_sum": 2.0, "route": (HOSTS[0].peer, HOSTS[1].peer)} | fields
     receipts = tuple(
         SignedReceipt(
-            content=CONTENT,
+            digest=DIGEST,
             signature=signer.sign(
-                receipt_bytes(RUN, JourneyKey(1, values["microbatch"], 0, NO_RECORD[:AFTER_CHARS]), stage, CONTENT)
+                receipt_bytes(RUN, JourneyKey(1, values["microbatch"], 0, NO_RECORD[:AFTER_CHARS]), stage, DIGEST)
             ),
         )
         for stage, signer in enumerate(signers or HOSTS[:2])

@@ -61,7 +61,7 @@ class Desk:
         return [one.microbatch for one in await asyncio.wait_for(self.desk.book.wait_full(), 120)]
 
 
-RECEIPT = SignedReceipt(content=bytes(128), signature=bytes(64))
+RECEIPT = SignedReceipt(digest=bytes(32), signature=bytes(64))
 
 
 def microbatch(trainer: PeerId, position: int) -> MicrobatchId:

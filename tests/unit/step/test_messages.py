@@ -35,7 +35,7 @@ from swarm.step.messages import (
 from tests.harness.rigs.step import COMMITTED, GENESIS, A, T, apply, decide, microbatch, prepare, reconcile, record
 
 RECEIPT = bytes(range(64))
-SIGNED = SignedReceipt(content=bytes(128), signature=RECEIPT)
+SIGNED = SignedReceipt(digest=bytes(32), signature=RECEIPT)
 ODD: list[tuple[Any, ...]] = [
     (T, "x" * 3_900_000, 0, 0),
     (T, "00" * 7, 0, 0),
@@ -51,9 +51,7 @@ ODD: list[tuple[Any, ...]] = [
 SAMPLES: list[Message] = [
     Lease(step=1, term=2, total=4),
     Leased(total=4, reason="2 of 6 left"),
-    Complete(
-        step=1, term=0, contribution=COMMITTED[0], receipts=(SignedReceipt(content=bytes(128), signature=RECEIPT),)
-    ),
+    Complete(step=1, term=0, contribution=COMMITTED[0], receipts=(SignedReceipt(digest=bytes(32), signature=RECEIPT),)),
     Quarantine(step=1, term=1, aside=Quarantined(microbatch=microbatch(3), reason="it gives no number anywhere")),
     ResumeTrainer(step=1, term=1, started=(microbatch(0), microbatch(1)), aside=()),
     TrainerResumed(kept=1),

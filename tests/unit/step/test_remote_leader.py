@@ -42,7 +42,7 @@ from tests.harness.rigs.step import (
     stop,
 )
 
-RECEIPTS = (SignedReceipt(content=bytes(128), signature=bytes(64)),)
+RECEIPTS = (SignedReceipt(digest=bytes(32), signature=bytes(64)),)
 THIRD = ROSTER.succession(1)[2]
 
 

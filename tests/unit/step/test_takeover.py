@@ -47,7 +47,7 @@ from tests.harness.rigs.step import (
 )
 
 STALL_S = 20.0
-SIGNED = SignedReceipt(content=bytes(128), signature=bytes(64))
+SIGNED = SignedReceipt(digest=bytes(32), signature=bytes(64))
 LEADER = ROSTER.succession(1)[0]
 
 

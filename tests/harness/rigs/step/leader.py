@@ -193,7 +193,7 @@ class Stage:
         for one in contributions:
             trainer = PeerId(one.microbatch.trainer)
             await self.ask_desk(Lease(step=1, term=term, total=one.microbatch.position + 1), trainer)
-            receipts = (SignedReceipt(content=bytes(128), signature=bytes(64)),) * len(one.route)
+            receipts = (SignedReceipt(digest=bytes(32), signature=bytes(64)),) * len(one.route)
             await self.ask_desk(Complete(step=1, term=term, contribution=one, receipts=receipts), trainer)
 
     def leading(self, term: int = 0) -> StepClose:
