@@ -238,6 +238,7 @@ class TrainerRole:
             verify=verify,
             seals=Seals(manifest.run_id, around.identity.sign, verify),
             suspect=around.watch.suspect,
+            most_loss=most_loss(manifest),
         )
         self._held_out = None if around.held_out is None else HeldOut(context, around.held_out)
         self.service = Trainer(

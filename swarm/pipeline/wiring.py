@@ -67,6 +67,7 @@ class _Replica:
     left_out_until: float = 0.0
     soonest: float = 0.0
     tried: bool = False
+    faulty: bool = False
     why: str = ""
 
     @property
@@ -203,10 +204,13 @@ class Wiring:
         """A replica did a hop while it was its turn, which ends its probation. Who answers late, time after time, is
         tried with one microbatch after longer and longer leaves."""
         replica = self._stages[stage].get(peer)
-        if replica is not None and replica.on_probation:  # what it was left out of is not owed to it
+        if replica is None or (replica.faulty and not replica.tried):
+            return
+        if replica.on_probation:  # what it was left out of is not owed to it
             replica.leave_s = replica.left_out_until = replica.soonest = 0.0
             replica.tried = False
-            replica.leaves.restart()
+            if not replica.faulty:
+                replica.leaves.restart()
             replica.key = max(replica.key, self._lowest(stage))
 
     def refused_as_busy(self, stage: int, peer: PeerId, *, now: float) -> None:
@@ -225,12 +229,14 @@ class Wiring:
     def _moved(self, old: float | None, new: float) -> float:
         return new if old is None else self._gamma * new + (1 - self._gamma) * old
 
-    def fail(self, stage: int, peer: PeerId, *, now: float, reason: str = "") -> float:
+    def fail(self, stage: int, peer: PeerId, *, now: float, reason: str = "", faulty: bool = False) -> float:
         """A hop failed there, or was not done in time: leave the replica out. Returns for how many seconds; 0 for one
-        that is not known. What fails before it was tried again is the same failure. ``reason`` is for people."""
+        that is not known. What fails before it was tried again is the same failure. ``reason`` is for people. Who was
+        ever ``faulty``, and not only late, is left out for longer each time, whatever it does in time between."""
         replica = self._stages[stage].get(peer)
         if replica is None:
             return 0.0
+        replica.faulty = replica.faulty or faulty
         if replica.on_probation and not replica.tried:
             return replica.leave_s
         replica.leave_s, replica.why = replica.leaves.pause_s(), reason

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from swarm.clock import Clock
 from swarm.compression.dense import INT32
 from swarm.device import Device
-from swarm.errors import PeerError, Refused, SwarmError, Unreachable, Violation
+from swarm.errors import DeadlineMissed, PeerError, Refused, SwarmError, Unreachable, Violation
 from swarm.events import EventSink, GradientsFarOut, HopDiffers, HopMoved, JourneyStarted
 from swarm.ids import ENDS, JourneyKey, PeerId, RunId, StepWork
 from swarm.models.dropout import dropout_seed
@@ -81,7 +82,7 @@ RPCS: dict[str, tuple[Rpc[Any, Empty], type[JourneyMessage]]] = {
 class JourneyContext:
     """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``seed`` is the
     run's, ``specs`` what crosses its boundaries, ``target`` how many microbatches a step has, ``early`` how many of
-    them may be fed early."""
+    them may be fed early, ``most_loss`` the highest loss a token that a replica may report."""
 
     run: RunId
     stages: int
@@ -99,6 +100,7 @@ class JourneyContext:
     target: int = 0
     early: EarlyRules = NOTHING_EARLY
     send_timeout_s: float = 30.0
+    most_loss: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +273,9 @@ class Journey:
                 return await self._travel()
             except Differs as differs:
                 self._differed += 1
+                self._without |= {differs.peer}
                 if self._differed >= MOST_DIFFERING or not await self._undone():
                     raise
-                self._without |= {differs.peer}
                 self._set_out(self._state.way.attempt + 1)
 
     async def _travel(self) -> FinishedJourney:
@@ -315,23 +317,32 @@ class Journey:
         step, microbatch, _ = self._kept.work
         stage, peer, why = found
         self._context.events.emit(HopDiffers(step=step, microbatch=microbatch, peer=peer, stage=stage, reason=why))
-        self._context.replicas.wiring.fail(stage, peer, now=self._now(), reason=why)
+        self._context.replicas.wiring.fail(stage, peer, now=self._now(), reason=why, faulty=True)
         raise Differs(peer, f"stage {stage}: {peer} {why}")
 
     async def _undone(self) -> bool:
-        """Have everybody who was ever given a hop take the microbatch out again, and forget it. False where one did
-        not: then it cannot be begun anew, since that one may have it in its sum. Who cannot be reached is left out."""
+        """Have everybody who was ever given a hop take the microbatch out again, and forget it. False where one says
+        that it does not. Nobody waits for one that is not believed, and who does not answer is left out: what these
+        have in their sums for nothing they take out when the step closes."""
         hops, within_s = enumerate(self._state.way.hops), self._context.send_timeout_s
-        asked = [(peer, at) for at, hop in hops for peer in sorted(hop.named)]
+        named = [(peer, at) for at, hop in hops for peer in sorted(hop.named)]
+        for peer, at in named:
+            if peer in self._without:
+                self._hooks.spawn(self._undo_quietly(peer, at, within_s))
+        asked = [(peer, at) for peer, at in named if peer not in self._without]
         results = await asyncio.gather(*(self._undo(*one, within_s) for one in asked), return_exceptions=True)
         for (peer, _), result in zip(asked, results, strict=True):
-            if isinstance(result, Unreachable):
+            if isinstance(result, (Unreachable, DeadlineMissed)):
                 self._without |= {peer}
             elif isinstance(result, PeerError):
                 return False
             elif isinstance(result, BaseException):
                 raise result
         return True
+
+    async def _undo_quietly(self, peer: PeerId, at: int, within_s: float) -> None:
+        with contextlib.suppress(PeerError):
+            await self._undo(peer, at, within_s)
 
     async def _undo(self, peer: PeerId, at: int, within_s: float) -> None:
         body = Drop(**self.key._asdict(), hop=at, undo=True)
@@ -577,7 +588,7 @@ class Journey:
         if NOTHING in (content.input, content.gradient):
             raise Refused("a contribution to which nothing came")
         counted = int((self._kept.batch.targets >= 0).sum()) if counts else 0
-        if counts and (report.tokens != counted or report.loss_sum < 0):
+        if counts and (report.tokens != counted or not 0 <= report.loss_sum <= self._context.most_loss * counted):
             raise Refused(f"a loss of {report.loss_sum} over {report.tokens} tokens of {counted}")
 
     def _measure(self, caller: PeerId, report: HopReport, now: float) -> None:

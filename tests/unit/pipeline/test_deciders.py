@@ -163,6 +163,19 @@ def test_wiring_leaves_out_who_is_always_busy_while_another_works(works: str, le
         assert wiring.on_probation(now=last + 2.0)[0].left_s > 1, "each time for twice as long"
 
 
+@pytest.mark.parametrize("faulty", [False, True])
+def test_wiring_leaves_out_who_was_faulty_for_longer_each_time_whatever_it_does_between(*, faulty: bool) -> None:
+    wiring, now, left = Wiring([[A, B]], seed=1), 0.0, list[float]()
+    for _ in range(4):
+        left.append(wiring.fail(0, A, now=now, reason="it differs", faulty=faulty))
+        wiring.in_time(0, A)  # what it had begun before
+        now += 100.0
+        assert wiring.choose(0, exclude={B}, now=now)[0] == A
+        wiring.in_time(0, A)
+        assert not wiring.on_probation(now=now)
+    assert (sorted(set(left)) == left) is faulty
+
+
 def test_wiring_never_starves_a_slow_replica() -> None:
     assert choices(Wiring([[A, B]], seed=1), {A: 0.01, B: 1.0}, 1000)[B] >= 5
 

@@ -246,7 +246,7 @@ async def test_what_cannot_be_taken_out_again_is_set_aside(monkeypatch: pytest.M
         asked.append(state.work.microbatch)
         raise Refused("never")
 
-    monkeypatch.setattr(crew.replicas[A].server, "_undo", refuse)
+    monkeypatch.setattr(crew.replicas[B].server, "_undo", refuse)
     leader = await crew.feed(4)
     assert asked
     assert set(asked) == set(leader.aside) == {event.microbatch for event in crew.side.events.of(JourneySetAside)}
