@@ -160,6 +160,9 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "GradientsFarOut": lambda name, fields: (
         f"{fields['peer']} sends {name} gradients {fields['times']:.0f} times too long"
     ),
+    "HopDiffers": lambda name, fields: (
+        f"{name} does not believe what {fields['peer']} says that it got or sent at stage {fields['stage']}"
+    ),
     "ClosedWithout": lambda name, fields: f"step {fields['step']} closes without {', '.join(fields['late'])}, late",
     "StepHeldUp": lambda name, fields: f"step {fields['step']} waited {fields['seconds']:.1f} s for {fields['peer']}",
     "LeftOutAsSlow": lambda name, fields: f"the run goes on without {fields['peer']}: {fields['reason']}",

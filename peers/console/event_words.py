@@ -48,6 +48,7 @@ from swarm.events import (
     GradientsFarOut,
     GraphsDropped,
     HeldOutLoss,
+    HopDiffers,
     HostsMoved,
     LateWorkLost,
     LeftOutAsSlow,
@@ -272,7 +273,8 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
         case CutOff():
             return "cut off", harmless(f"{event.reason}; getting the newest state")
         case _:
-            return _describe_late(event) or _describe_moves(event) or _describe_partition(event)
+            rest = (_describe_late, _describe_sent, _describe_moves, _describe_partition)
+            return next((told for describe in rest if (told := describe(event)) is not None), None)
 
 
 def _describe_late(event: Event) -> tuple[str, str] | None:
@@ -290,9 +292,6 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
             several = "es" * (event.microbatches > 1)
             told = f"{event.microbatches} microbatch{several} of step {event.step}, of {event.loss:.1f} nats a token"
             return "not shown", f"in the loss: {told}, far above the others{whose}"
-        case GradientsFarOut():
-            long = f"gradients that are {event.times:.0f} times as long as usual, in step {event.step}"
-            return "scaled down", f"what {event.peer} sends to {_part(event.part)} here: {long}"
         case ClosedWithout():
             late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
             return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")
@@ -312,6 +311,19 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
             return "left behind", harmless(f"step {event.step} of {_part(event.part)} {kept}; {copied}")
         case CaughtUp():
             return "caught up", f"with step {event.step}, whose close did not wait for this peer"
+        case _:
+            return None
+
+
+def _describe_sent(event: Event) -> tuple[str, str] | None:
+    """Describe who sends what it should not, or says so."""
+    match event:
+        case GradientsFarOut():
+            long = f"gradients that are {event.times:.0f} times as long as usual, in step {event.step}"
+            return "scaled down", f"what {event.peer} sends to {_part(event.part)} here: {long}"
+        case HopDiffers():
+            told = f"what {event.peer} says that it got or sent at stage {event.stage}, in step {event.step}"
+            return "not believed", f"{told}: neither neighbours nor signatures bear it out"
         case _:
             return None
 

@@ -30,3 +30,10 @@ def test_who_moves_and_who_does_not_is_told_with_the_reason() -> None:
     fields = {"step": 4, "moves": {"A": "stage-1"}, "reasons": ["stage-1 computes 1, stage-0 4: A from stage-0"]}
     timeline.heard(1.0, "leader", "HostsMoved", fields)
     assert told[-1].endswith("hosts move with step 4: A to stage-1; stage-1 computes 1, stage-0 4: A from stage-0")
+
+
+def test_who_is_not_believed_is_told_by_its_trainer() -> None:
+    told: list[str] = []
+    fields: dict[str, Any] = {"step": 2, "stage": 1, "peer": "h1", "reason": "differs"}
+    Timeline(told.append, str).heard(0.0, "t0", "HopDiffers", fields)
+    assert told[-1].endswith("t0 does not believe what h1 says that it got or sent at stage 1")

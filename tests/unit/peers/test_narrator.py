@@ -29,6 +29,7 @@ from swarm.events import (
     Draining,
     Event,
     HeldOutLoss,
+    HopDiffers,
     Invited,
     LimitSlows,
     LimitTooLow,
@@ -58,7 +59,7 @@ from swarm.events import (
     TermBegan,
     Waiting,
 )
-from swarm.ids import ENDS, PartName, PeerId, RunId, stage_part
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, RunId, stage_part
 from swarm.state.checkpoints.files import part_path
 from tests.harness.rigs.peers import PARTS, FakeClock, kept_run
 
@@ -125,6 +126,7 @@ EVENTS: tuple[Event, ...] = (
     CheckpointsSetAside(steps=(36, 48, 60), step=24, path="/h/aside"),
     RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000),
     RosterChanged(step=5, joined=({"name": "kind-owl", "part": "stage-1"},), left=({"name": "dry-hen"},)),
+    HopDiffers(step=4, microbatch=MicrobatchId(PEER, "00" * 8, 0, 7), stage=1, peer=PEER, reason="differs"),
     Draining(reason="Ctrl-C"),
     Draining(reason="Ctrl-C", again=True),
     Draining(reason="SIGTERM"),
