@@ -142,7 +142,8 @@ def command_to_order(verb: str, who: str) -> str:
 
 
 def agreed_text(agreed: int, voters: int) -> str:
-    """``1 of the 3 that vote has agreed, and it takes 2``."""
+    """``1 of the 3 that vote has agreed, and it takes 2``: for an order more than half are enough, whatever decides a
+    record."""
     has = "has" if agreed == 1 else "have"
     return f"{agreed} of the {voters} that vote {has} agreed, and it takes {voters // 2 + 1}"
 

@@ -1,7 +1,7 @@
 """A close record with what proves it: who accepted it, and the record that named who may. Pure.
 
-It proves that more than half of those whom the record before named have accepted this one. Whether that chain is the
-run's own is another matter, which the peers of the run know.
+It proves that a majority (:mod:`.majority`) of those whom the record before named have accepted this one. Whether that
+chain is the run's own is another matter, which the peers of the run know.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Proof(Message):
 
 
 def proven_among(proof: Proof, known: Roster) -> bool:
-    """Return whether those of a roster that vote have signed the record, more than half of them. Not where they are
-    more than decide a step: then a few could have."""
+    """Return whether as many of those of a roster that vote have signed the record as decide one. Not where more vote
+    than decide a step: then a few could have."""
     voting = known.entitled
     return len(voting) <= MAX_VOTERS and proof.accepted_among(voting)

@@ -423,9 +423,9 @@ def check_acceptances(
     verify: Callable[[PeerId, bytes, bytes], bool],
     term: int = 0,
 ) -> None:
-    """Check that the record is decided: more than half of the voters among those who take part in its step accepted it
-    in the same term; a founding record is accepted by everybody, and one that begins a provisional lineage by more than
-    half of those that were there and may vote. Raises Refused."""
+    """Check that the record is decided: a majority (:mod:`.majority`) of the voters among those who take part in its
+    step accepted it in the same term; a founding record is accepted by everybody, and one that begins a provisional
+    lineage by a majority of those that were there and may vote. Raises Refused."""
     if not record.forks:
         check_confirmed(record, electorate, acceptances, verify, term)
         return

@@ -264,7 +264,7 @@ class AcceptanceRules:
 
     def check_back(self, body: Propose, known: bool, copied: Collection[str]) -> None:
         """Raises Refused unless the run may go back, and the step to which it does was decided: as this peer's own
-        checkpoint has it (``known``), or as more than half of those that vote now have signed; and where this peer
+        checkpoint has it (``known``), or as a majority of those that vote now have signed; and where this peer
         keeps a copy of one of the parts that are lost, ``copied``: nothing need be done again then."""
         record, proof = body.record, body.changes.back
         if lost := set(lost_parts(self._history.head.members, record.absent)).intersection(copied):
