@@ -84,7 +84,8 @@ class Adopt(JourneyMessage):
 
 class Drop(JourneyMessage):
     """A trainer tells a replica that another does the work of this and all earlier attempts. With ``undo`` the
-    microbatch is begun anew: what was added of it is taken out of the sum, and nothing of it is kept."""
+    microbatch is begun anew: what was added of it is taken out of the sum. What it takes to add it stays until the
+    step is closed: should the trainer have reported it as complete, it is added again."""
 
     hop: StageField
     undo: bool = False

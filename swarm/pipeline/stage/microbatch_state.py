@@ -134,6 +134,7 @@ class MicrobatchState:
     loss: tuple[float, int] = (0.0, 0)  # hosted last stage: its sum over the targets, and how many those are
     took: tuple[float, float] = (0.0, 0.0)  # seconds that it waited and was computed until it turned back
     hashing: Event | None = None  # set when the hash of what is handed back is there; None where nothing was
+    undone: bool = False  # its trainer begins it anew: what it takes to add it again stays until its step is closed
     dropped: str = ""  # why it left the table
 
     _moving: ClassVar[Lock] = Lock()
@@ -154,6 +155,17 @@ class MicrobatchState:
         return self.phase is Phase.ACCUMULATED
 
     @property
+    def counted(self) -> bool:
+        """Return whether it is in the sum, or was."""
+        return self.phase in (Phase.ACCUMULATED, Phase.TAKEN_OUT)
+
+    @property
+    def whole(self) -> bool:
+        """Return whether all that it takes to add it is held."""
+        held = self.tensors
+        return held.input is not None and not (held.gradient is None and held.targets is None)
+
+    @property
     def here(self) -> bool:
         """Return whether nothing more is wanted of the stage before."""
         return self.adopting or self.begun or self.accumulated
@@ -166,7 +178,8 @@ class MicrobatchState:
     @property
     def complete(self) -> bool:
         """See :class:`~swarm.pipeline.retention.Retained`."""
-        return self.accumulated or (self.phase is Phase.TAKEN_OUT and not (self.adopting or self.in_use))
+        over = self.accumulated or (self.phase is Phase.TAKEN_OUT and not (self.adopting or self.in_use))
+        return over and not self.undone
 
     @property
     def ahead(self) -> bool:

@@ -164,17 +164,23 @@ class StageServer:
             return DONE  # it is not the one that is meant
         if body.undo:
             return await self._undo(state)
-        if state.accumulated or state.in_use:
-            return DONE  # what is in the sum, or is just being added, is for the closing of the step to take out
+        if state.counted or state.in_use:
+            return DONE  # what is in the sum, or was, or is being added, is for the closing of the step to decide
         self._table.drop(state, "its trainer gave it to another replica")
         return DONE
 
     async def _undo(self, state: MicrobatchState) -> Empty:
         if state.in_use or state.phase is Phase.TURNED_BACK:
             raise Busy("it is just being added")
+        if state.counted:
+            self._table.keep(state)
         if state.accumulated:
-            await self._settling.reverse(state.work)
-        self._table.drop(state, "its trainer begins it anew")
+            try:
+                await self._settling.reverse(state.work)
+            except BaseException:
+                state.undone = False
+                raise
+        self._table.undo(state, "its trainer begins it anew")
         return DONE
 
     async def _on_attend(self, caller: PeerId, body: ProbeRequest) -> Empty:

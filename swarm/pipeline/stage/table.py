@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Generic, TypeVar
 
+from swarm.errors import Refused
 from swarm.ids import JourneyKey, PeerId, StepWork
 from swarm.pipeline.messages import JourneyMessage
 from swarm.pipeline.retention import Retention
@@ -80,6 +81,8 @@ class MicrobatchTable:
         ahead: bool = False,
     ) -> None:
         self._known: dict[StepWork, MicrobatchState] = {}
+        self._undone: dict[StepWork, MicrobatchState] = {}
+        self._budget = budget_bytes
         self.queue: WorkQueue[MicrobatchState] = WorkQueue(max_queue)
         self.window = StepWindow(ahead=ahead)
         self.stay = AdaptiveDeadline(floor_s=STAY_FLOOR_S, ceiling_s=STAY_CEILING_S)
@@ -118,9 +121,16 @@ class MicrobatchTable:
         return state, state.follow(body, peers)
 
     def place(self, work: StepWork, route: tuple[PeerId, ...]) -> MicrobatchState:
-        """Return a microbatch that is assigned to this replica, along that route whatever was known."""
+        """Return a microbatch that is assigned to this replica, along that route whatever was known. One that was
+        undone is back, unless it was added anew."""
         key = JourneyKey(work.step, work.microbatch, 0, self.window.after_of(work))
-        state = self.find(work) or self._add(MicrobatchState(key, route, work.early))
+        state = self.find(work)
+        if work in self._undone and not (state is not None and (state.counted or state.in_use)):
+            if state is not None:
+                self.drop(state, "what was undone counts")
+            state = self._add(self._undone.pop(work))
+            state.undone, state.dropped = False, ""
+        state = state or self._add(MicrobatchState(key, route, work.early))
         state.route = route
         return state
 
@@ -129,10 +139,28 @@ class MicrobatchTable:
         state.clear()
         self._remove(state, reason)
 
+    def keep(self, state: MicrobatchState) -> None:
+        """What it takes to add a microbatch again is not let go until its step is closed: only its trainer says that it
+        counts no more. Raises Refused where that is not held, or would be more than may be retained."""
+        undone = sum(one.retained_bytes for one in self._undone.values())
+        if not state.whole or undone + state.retained_bytes > self._budget:
+            raise Refused("what it takes to add it again cannot be kept here")
+        state.undone = True
+
+    def undo(self, state: MicrobatchState, reason: str) -> None:
+        """Forget a microbatch, but for what the closing of its step may want added again: what :meth:`keep` kept."""
+        if not state.undone:
+            return self.drop(state, reason)
+        self._remove(state, reason)
+        if (before := self._undone.get(state.work)) is not None:
+            self.retention.forget(before)
+        self._undone[state.work] = state
+        self.retention.hold(state)
+
     def clear(self, reason: str) -> None:
         """Forget everything, of steps to come as well."""
         self.queue.clear()
-        for state in list(self):
+        for state in self._all():
             self._remove(state, reason)
 
     def open_step(self, step: int, after: str, before: str = "") -> None:
@@ -140,7 +168,7 @@ class MicrobatchTable:
         before it, whose hash begins with ``after``, or early the one before that, ``before``."""
         self.window.open_step(step, after, before)
         self.queue.drop_before(step)
-        for state in list(self):
+        for state in self._all():
             if state.key.step < step:
                 self._remove(state, f"step {state.key.step} is closed")
             elif state.key.step == step and state.key.after != self.window.after_of(state.work):
@@ -149,8 +177,13 @@ class MicrobatchTable:
     def _add(self, state: MicrobatchState) -> MicrobatchState:
         return self._known.setdefault(state.work, state)
 
+    def _all(self) -> list[MicrobatchState]:
+        return [*self, *self._undone.values()]
+
     def _remove(self, state: MicrobatchState, reason: str) -> None:
         self.retention.forget(state)
-        if not state.dropped:
+        if self._undone.get(state.work) is state:
+            del self._undone[state.work]
+        elif not state.dropped:
             state.dropped = reason
             del self._known[state.work]
