@@ -96,6 +96,9 @@ class StepWork(NamedTuple):
         return f"{self.microbatch} of step {self.step}{', early' if self.early else ''}"
 
 
+ATTEMPTS_OF_A_WAY = 1 << 20
+
+
 class JourneyKey(NamedTuple):
     """One attempt at one microbatch in one step. ``after`` begins the hash of the record that the step follows: the
     steps of a lineage that was given up are numbered alike, and computed with other parameters."""
@@ -104,3 +107,8 @@ class JourneyKey(NamedTuple):
     microbatch: MicrobatchId
     attempt: int
     after: str = ""
+
+    @property
+    def way(self) -> int:
+        """Return how often the microbatch was begun anew before: each way has attempts of its own."""
+        return self.attempt // ATTEMPTS_OF_A_WAY

@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from swarm.ids import JourneyKey
+from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey
 from swarm.network.protocols import Rpc
 from swarm.schema import AfterField, Count, Empty, Message, MicrobatchField, PeerIdField, SignatureField
 
 StageField = Annotated[int, Field(ge=0, lt=1024)]
-Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
+Attempt = Annotated[int, Field(ge=0, lt=4 * ATTEMPTS_OF_A_WAY)]
 Seconds = Annotated[float, Field(ge=0)]
 Direction = Literal["forward", "backward"]
 Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]

@@ -52,7 +52,7 @@ class Errand:
     def across(self, hop: int, what: What) -> Across:
         """Return the way of a stage's output, or of its input's gradient, to the stage ``hop``."""
         key = JourneyKey(self.work.step, self.work.microbatch, 0, self.after)
-        return Across(key, hop, "forward" if what == "output" else "backward")
+        return Across(key, hop, "forward" if what == "output" else "backward").again
 
     @property
     def nested(self) -> Errand:

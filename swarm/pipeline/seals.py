@@ -85,6 +85,11 @@ class Across(NamedTuple):
     hop: int
     direction: str
 
+    @property
+    def again(self) -> Across:
+        """The same for what is asked for with a recall, which knows of no attempt, and may be computed anew."""
+        return Across(self.key._replace(attempt=0), self.hop, f"{self.direction} again")
+
 
 class Seals:
     """One peer's signatures under what it sends in a run, and its checks of those of others."""
@@ -111,12 +116,13 @@ class Seals:
 
 class Shown(NamedTuple):
     """What a replica said of one hop: what it got and sent, and the signatures under what it got. ``named`` are all
-    that the hop was ever given to."""
+    that the hop was ever given to; ``again`` says that its trainer asked again for what it gets or sends."""
 
     replica: PeerId
     named: frozenset[PeerId]
     content: Content
     seals: tuple[bytes, bytes]
+    again: bool = False
 
 
 class Differing(NamedTuple):
@@ -133,7 +139,9 @@ def differing(seals: Seals, key: JourneyKey, way: Sequence[Shown]) -> Differing 
 
     Who got something must show the signature of one that was given the hop before it, where the hop's replica says that
     it sent something else. Who signed another thing than its receipt says differs itself; not where the hop, or the one
-    that it sent to, was given to a second replica: what was asked for again may have been computed anew.
+    that it sent to, was given to a second replica, or either was asked again, or the receiver shows what it asked for
+    itself: what is asked for again may be computed anew, to other bits. Signatures of a way that was given up are of no
+    use in another. The trainer names others, never itself.
     """
     for stage, (before, behind) in enumerate(pairwise(way)):
         forward, backward = Across(key, stage, "forward"), Across(key, stage - 1, "backward")
@@ -151,7 +159,10 @@ def _differs(seals: Seals, across: Across, between: tuple[Shown, Shown], said: b
     sender, receiver = between
     if came.hash == said:
         return None
-    if not any(seals.sealed_by(peer, across, came) for peer in sorted(sender.named)):
+    given, trainer = sorted(sender.named), across.key.microbatch.trainer
+    if any(seals.sealed_by(peer, across.again, came) for peer in given):
+        return None
+    if not any(seals.sealed_by(peer, across, came) for peer in given):
         return receiver
-    again = len(sender.named) > 1 or len(receiver.named) > 1
-    return None if said == NOTHING or again else sender
+    again = any(len(one.named) > 1 or one.again for one in between)
+    return None if said == NOTHING or again or sender.replica == trainer else sender

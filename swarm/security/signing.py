@@ -143,6 +143,7 @@ def receipt_bytes(run: str, key: JourneyKey, stage: int, digest: bytes, tokens: 
 
 
 def seal_bytes(run: str, key: JourneyKey, hop: int, direction: str, hashed: bytes) -> bytes:
-    """Return what a peer signs when it sends a tensor with this hash to the stage ``hop``, in whichever attempt."""
-    fields = ("sends", run, key.step, key.after, *key.microbatch, hop, direction, hashed.hex())
+    """Return what a peer signs when it sends a tensor with this hash to the stage ``hop``, in whichever attempt of one
+    way."""
+    fields = ("sends", run, key.step, key.after, *key.microbatch, key.way, hop, direction, hashed.hex())
     return "|".join(map(str, fields)).encode()

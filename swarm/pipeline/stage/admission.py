@@ -129,6 +129,8 @@ class AdmissionRules:
         known = self._table.of(body)
         if known is not None:
             known.check(body, tuple(map(PeerId, route)))
+        elif self._table.given_up(body):
+            raise Refused("it was begun anew since")
 
     def _place(self, body: JourneyMessage | Recall, route: tuple[str, ...]) -> None:
         step, opened, stage = body.step, self._table.step, self._settings.stage

@@ -113,6 +113,11 @@ class MicrobatchTable:
         """Return what is known of the one that a message is about."""
         return self.find(self.window.work_of(body))
 
+    def given_up(self, body: JourneyMessage) -> bool:
+        """Return whether a message is of a way on which its microbatch is not any more: it was begun anew."""
+        undone = self._undone.get(self.window.work_of(body))
+        return undone is not None and body.key.way <= undone.key.way
+
     def note(self, body: JourneyMessage, route: tuple[str, ...]) -> tuple[MicrobatchState, bool]:
         """Return the microbatch, made where it is not known, and whether this is a newer attempt of a known one, whose
         route it takes. Raises as :meth:`MicrobatchState.check`."""
@@ -125,7 +130,8 @@ class MicrobatchTable:
         undone is back, unless it was added anew."""
         key = JourneyKey(work.step, work.microbatch, 0, self.window.after_of(work))
         state = self.find(work)
-        if work in self._undone and not (state is not None and (state.counted or state.in_use)):
+        undone = self._undone.get(work)
+        if undone is not None and undone.undone and not (state is not None and (state.counted or state.in_use)):
             if state is not None:
                 self.drop(state, "what was undone counts")
             state = self._add(self._undone.pop(work))
@@ -149,10 +155,14 @@ class MicrobatchTable:
 
     def undo(self, state: MicrobatchState, reason: str) -> None:
         """Forget a microbatch, but for what the closing of its step may want added again: what :meth:`keep` kept."""
+        before = self._undone.get(state.work)
         if not state.undone:
-            return self.drop(state, reason)
+            state.clear()
         self._remove(state, reason)
-        if (before := self._undone.get(state.work)) is not None:
+        if before is not None and not state.undone:
+            before.key = state.key
+            return
+        if before is not None:
             self.retention.forget(before)
         self._undone[state.work] = state
         self.retention.hold(state)

@@ -93,7 +93,7 @@ class TrainerEnds:
         key = JourneyKey(body.step, body.microbatch, 0, body.after)
         out = body.what == "output"
         across = Across(key, 0, "forward") if out else Across(key, self._context.stages - 1, "backward")
-        return self._context.seals.seal(across, await hash_of(payload))
+        return self._context.seals.seal(across.again, await hash_of(payload))
 
     def _check_caller(self, caller: PeerId, body: TrainerRecall) -> None:
         stages = self._context.stages

@@ -149,6 +149,8 @@ class Hop:
     """Who failed on the microbatch itself, in order."""
     turned: float | None = None
     """When the present replica handed the gradient on, so that only its receipt is missing; None before."""
+    again: bool = False
+    """Whether what it gets or sends was asked for again, and may have been computed anew."""
     nudged: bool = False
     """Whether the present replica was asked for news that only did not arrive."""
     backoff: ExponentialBackoff | None = None
@@ -167,6 +169,8 @@ class RouteState:
         self.hops = [Hop(peer, {peer}) for peer in route]
         self.attempt = self.began = 0
         """The newest attempt, and the first: mail of those before is of a way that was given up."""
+        self.turned: int | None = None
+        """The attempt with which the last stage was given its gradient."""
         self.back = False
         self.home = False
         """Whether the first stage's gradient is here, or none is awaited."""
@@ -174,7 +178,16 @@ class RouteState:
     def shown(self) -> list[Shown]:
         """Return what the replicas of the route say that they got and sent, of a microbatch that all have added."""
         added = [(hop, hop.receipts[hop.replica]) for hop in self.hops]
-        return [Shown(hop.replica, frozenset(hop.named), said.content, said.seals) for hop, said in added]
+        return [Shown(hop.replica, frozenset(hop.named), said.content, said.seals, hop.again) for hop, said in added]
+
+    def note_asked(self, at: int, verb: str) -> None:
+        """Have it known of whom something was asked again: on the way out those behind the hop send again, too. A
+        repeated attempt makes nobody compute anew."""
+        if verb == "backward" and self.turned is None:
+            self.turned = self.attempt
+        if verb == "adopt" or self.attempt > (self.turned if self.turned is not None else self.began):
+            for hop in self.hops[at : at + 1 if self.back else None]:
+                hop.again = True
 
     def extend(self, peer: PeerId) -> None:
         """Choose the replica of the next stage."""
@@ -452,6 +465,7 @@ class HopAttempts:
             else:
                 pass_on = not way.handed_on(at)
                 attempt.send = SendHop(at, "adopt", peer, FETCH_SHARE * within_s, way.route, way.attempt, pass_on)
+        way.note_asked(at, attempt.send.verb)
         attempt.until, attempt.busy = now + within_s, None
         self._ask_for(attempt.send, attempt.why)
 

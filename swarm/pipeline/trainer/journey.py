@@ -19,7 +19,7 @@ from swarm.compression.dense import INT32
 from swarm.device import Device
 from swarm.errors import DeadlineMissed, PeerError, Refused, SwarmError, Unreachable, Violation
 from swarm.events import EventSink, GradientsFarOut, HopDiffers, HopMoved, JourneyStarted
-from swarm.ids import ENDS, JourneyKey, PeerId, RunId, StepWork
+from swarm.ids import ATTEMPTS_OF_A_WAY, ENDS, JourneyKey, PeerId, RunId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Endpoint, Payload, Rpc
 from swarm.pipeline.batch import Batch
@@ -276,7 +276,7 @@ class Journey:
                 self._without |= {differs.peer}
                 if self._differed >= MOST_DIFFERING or not await self._undone():
                     raise
-                self._set_out(self._state.way.attempt + 1)
+                self._set_out(ATTEMPTS_OF_A_WAY * (self.key.way + 1))
 
     async def _travel(self) -> FinishedJourney:
         state = self._state

@@ -391,3 +391,20 @@ class JourneyMachine(RuleBasedStateMachine):
 
 TestJourneyMachine = JourneyMachine.TestCase
 TestJourneyMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize(
+    ("story", "again"),
+    [
+        (HOME, []),
+        ([*SET_OUT, ("not_sent", 0, FULL)], [0, 1, 2]),
+        ([*ON_ITS_WAY, ("gone", "c0"), ("look",)], [2]),
+        ([*BACK, ("sent", 2), ("look", 9.0)], [2]),
+        ([*COMING_HOME, ("look", 9.0)], [0]),
+    ],
+)
+def test_journey_knows_of_whom_it_asked_again(story: list[Event], again: list[int]) -> None:
+    case = Case()
+    for event in story:
+        case.on(event)
+    assert [at for at, hop in enumerate(case.state.way.hops) if hop.again] == again

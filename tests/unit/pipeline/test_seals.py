@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from swarm.errors import Refused, Violation
 from swarm.events import HopDiffers, JourneySetAside
-from swarm.ids import JourneyKey, PeerId
+from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, PeerId
 from swarm.pipeline.seals import (
     NOTHING,
     OFF_LOOP_BYTES,
@@ -37,22 +37,23 @@ BACK = tuple(blake3(word).digest() for word in (b"home", b"back between", b"loss
 OTHER = blake3(b"something else").digest()
 
 
-def seal(by: PeerId, hop: int, direction: str, hashed: bytes) -> bytes:
-    return seals(by).seal(Across(KEY, hop, direction), hashed)
+def seal(by: PeerId, hop: int, direction: str, hashed: bytes, key: JourneyKey = KEY) -> bytes:
+    return seals(by).seal(Across(key, hop, direction), hashed)
 
 
 class Way:
     """What an honest trainer and two honest replicas say; a test changes a word of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: JourneyKey = KEY) -> None:
         self.said: dict[PeerId, Any] = {
-            A: [Content(FIRST, MIDDLE, BACK[1], BACK[0]), seal(TRAINER, 0, "forward", FIRST),
-                seal(B, 0, "backward", BACK[1])],
-            B: [Content(MIDDLE, LAST, BACK[2], BACK[1]), seal(A, 1, "forward", MIDDLE),
-                seal(TRAINER, 1, "backward", BACK[2])],
+            A: [Content(FIRST, MIDDLE, BACK[1], BACK[0]), seal(TRAINER, 0, "forward", FIRST, key),
+                seal(B, 0, "backward", BACK[1], key)],
+            B: [Content(MIDDLE, LAST, BACK[2], BACK[1]), seal(A, 1, "forward", MIDDLE, key),
+                seal(TRAINER, 1, "backward", BACK[2], key)],
         }  # fmt: skip
+        self.key, self.again = key, set[PeerId]()
         self.named = {A: frozenset([A]), B: frozenset([B])}
-        self.home = (LAST, seal(B, 2, "forward", LAST)), (BACK[0], seal(A, -1, "backward", BACK[0]))
+        self.home = (LAST, seal(B, 2, "forward", LAST, key)), (BACK[0], seal(A, -1, "backward", BACK[0], key))
 
     def say(self, peer: PeerId, **hashes: bytes) -> None:
         self.said[peer][0] = self.said[peer][0]._replace(**hashes)
@@ -62,8 +63,9 @@ class Way:
         me = frozenset([TRAINER])
         before = Shown(TRAINER, me, Content(output=FIRST, gradient=gradient), (b"", gradient_seal))
         behind = Shown(TRAINER, me, Content(input=output, sent=BACK[2]), (output_seal, b""))
-        hops = [Shown(peer, self.named[peer], said[0], (said[1], said[2])) for peer, said in self.said.items()]
-        found = differing(seals(TRAINER), KEY, [before, *hops, behind])
+        told = [(peer, self.named[peer], *said) for peer, said in self.said.items()]
+        hops = [Shown(peer, named, said, (came, back), peer in self.again) for peer, named, said, came, back in told]
+        found = differing(seals(TRAINER), self.key, [before, *hops, behind])
         return None if found is None else (found.stage, found.peer)
 
 
@@ -139,6 +141,43 @@ def test_who_was_asked_again_may_have_computed_other_bits(moved: PeerId) -> None
     assert way.judged() is None
 
 
+@pytest.mark.parametrize("asked", [A, B])
+async def test_of_whom_it_was_asked_again_nobody_is_named_for_other_bits(asked: PeerId) -> None:
+    way = Way()
+    way.say(A, output=OTHER)
+    way.again = {asked}
+    assert way.judged() is None
+    way.say(B, input=BACK[0])
+    assert way.judged() == (1, B), "nobody signed that"
+
+
+def test_who_gives_again_what_it_computes_anew_is_not_named_for_other_bits() -> None:
+    way = Way()
+    way.say(B, input=OTHER)
+    way.said[B][1] = seals(A).seal(Across(KEY, 1, "forward").again, OTHER)
+    assert way.judged() is None
+    way.said[B][1] = seals(A_OTHER).seal(Across(KEY, 1, "forward").again, OTHER)
+    assert way.judged() == (1, B)
+
+
+def test_who_shows_a_signature_of_a_way_that_was_given_up_is_named_and_not_who_made_it() -> None:
+    anew = KEY._replace(attempt=ATTEMPTS_OF_A_WAY)
+    way = Way(anew)
+    assert way.judged() is None
+    way.say(B, input=OTHER)
+    way.said[B][1] = seal(A, 1, "forward", OTHER)
+    assert way.judged() == (1, B)
+    way.said[B][1] = seal(A, 1, "forward", OTHER, anew)
+    assert way.judged() == (0, A), "it signed that on this way"
+
+
+def test_a_trainer_never_names_itself() -> None:
+    way = Way()
+    way.say(A, input=OTHER)
+    way.said[A][1] = seal(TRAINER, 0, "forward", OTHER)
+    assert way.judged() is None
+
+
 def test_a_signature_is_of_one_tensor_of_one_hop_of_one_microbatch_after_one_record() -> None:
     keys = (KEY, KEY._replace(step=2), KEY._replace(microbatch=microbatch(1)), KEY._replace(after="ab"))
     ways = [Across(*about) for about in itertools.product(keys, (0, 1), ("forward", "backward"))]
@@ -146,8 +185,10 @@ def test_a_signature_is_of_one_tensor_of_one_hop_of_one_microbatch_after_one_rec
     assert [way for way in ways if seals(B).sealed_by(A, way, signed)] == ways[:1]
     assert not seals(B).sealed_by(B, ways[0], signed)
     assert not seals(B).sealed_by(A, ways[0], signed._replace(hash=OTHER))
-    again = Across(KEY._replace(attempt=3), 0, "forward")
-    assert seals(B).sealed_by(A, again, signed), "a repeated message says the same in any attempt"
+    repeated, anew = (Across(KEY._replace(attempt=attempt), 0, "forward") for attempt in (3, ATTEMPTS_OF_A_WAY))
+    assert seals(B).sealed_by(A, repeated, signed), "a repeated message says the same in any attempt"
+    assert not seals(B).sealed_by(A, anew, signed), "but for those of another way"
+    assert not seals(B).sealed_by(A, ways[0].again, signed)
 
 
 async def test_a_large_payload_has_the_same_hash_beside_the_loop() -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import Refused
+from swarm.errors import PeerError, Refused
 from swarm.events import ContributionReplayed, ContributionReversed
+from swarm.ids import ATTEMPTS_OF_A_WAY as ANEW
 from swarm.ids import StepWork
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Drop
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import ME, ROUTE, TRAINER, ReplicaScene, microbatch, working
+from tests.harness.rigs.pipeline import ME, ROUTE, TRAINER, ReplicaScene, microbatch, spoil, working
 
 WORK = StepWork(1, microbatch(0))
 
@@ -43,12 +44,12 @@ async def test_trainer_that_undoes_what_it_reported_and_gives_nothing_again_cann
     assert scene.part.held == {}
     assert len(scene.replica.events.of(ContributionReversed)) == 1
     if after == "its forward":
-        await scene.there(x=9.0, attempt=1)
+        await scene.there(x=9.0, attempt=ANEW)
     if after == "its gradient":
-        await scene.backward(x=9.0, attempt=1)
+        await scene.backward(x=9.0, attempt=ANEW)
         await scene.blocked()
     if after == "another undo":
-        await undo(scene, attempt=1)
+        await undo(scene, attempt=ANEW)
     await scene.server.settle(1, {WORK: ROUTE})
     assert scene.part.held == before
     assert len(scene.replica.events.of(ContributionReplayed)) == 1
@@ -60,7 +61,7 @@ async def test_what_is_begun_anew_counts_as_it_was_added_last(scene: ReplicaScen
     await added(scene, there=3.0, back=4.0)
     await undo(scene)
     assert scene.part.held == {}
-    await added(scene, there=3.0, back=5.0, attempt=1)
+    await added(scene, there=3.0, back=5.0, attempt=ANEW)
     assert scene.part.held == {microbatch(0): 40.0}
     give_nothing(scene)
     for assigned in ({WORK: ROUTE}, {}, {WORK: ROUTE}):
@@ -68,6 +69,57 @@ async def test_what_is_begun_anew_counts_as_it_was_added_last(scene: ReplicaScen
         assert scene.part.held == dict.fromkeys([microbatch(0)] * len(assigned), 40.0)
     scene.replica.open_step(2)
     assert scene.server.held().payload_bytes == 0
+
+
+@pytest.mark.parametrize("was", ["added", "handed on"])
+async def test_mail_of_the_way_that_was_given_up_is_refused(scene: ReplicaScene, was: str) -> None:
+    await scene.there(x=3.0)
+    if was == "added":
+        await scene.backward(x=4.0)
+        await eventually(lambda: scene.part.held)
+    await undo(scene)
+    for late in (scene.forward(x=3.0), scene.backward(x=4.0), scene.backward(x=4.0, attempt=7)):
+        with pytest.raises(Refused, match="begun anew"):
+            await late
+    assert len(scene.server._table) == 0
+    await scene.there(x=3.0, attempt=ANEW)
+
+
+async def test_what_was_undone_last_is_as_it_was_added_last(scene: ReplicaScene) -> None:
+    await added(scene, there=3.0, back=4.0)
+    await undo(scene)
+    await scene.there(x=3.0, attempt=ANEW)
+    await undo(scene, attempt=ANEW)
+    with pytest.raises(Refused, match="begun anew"):
+        await scene.forward(x=3.0, attempt=ANEW)
+    give_nothing(scene)
+    await scene.server.settle(1, {WORK: ROUTE})
+    assert scene.part.held == {microbatch(0): 32.0}
+
+
+async def test_what_was_added_and_undone_twice_is_added_again_as_the_second_time(scene: ReplicaScene) -> None:
+    await added(scene, there=3.0, back=4.0)
+    await undo(scene)
+    once = scene.server.held().payload_bytes
+    await added(scene, there=3.0, back=5.0, attempt=ANEW)
+    await undo(scene, attempt=ANEW)
+    assert (scene.part.held, scene.server.held().payload_bytes) == ({}, once)
+    give_nothing(scene)
+    await scene.server.settle(1, {WORK: ROUTE})
+    assert scene.part.held == {microbatch(0): 40.0}
+
+
+async def test_what_cannot_be_taken_out_stays_as_it_was(scene: ReplicaScene) -> None:
+    await added(scene, there=3.0, back=4.0)
+    before = dict(scene.part.held)
+    scene.part.on["backward"] = spoil(RuntimeError("a broken device"))
+    with pytest.raises(PeerError, match="a broken device"):
+        await undo(scene)
+    assert scene.part.held == before
+    assert [state.complete for state in scene.server._table] == [True], "as what was added is let go of first"
+    del scene.part.on["backward"]
+    await undo(scene)
+    assert scene.part.held == {}
 
 
 async def test_what_is_begun_anew_elsewhere_is_not_in_the_sum(scene: ReplicaScene) -> None:

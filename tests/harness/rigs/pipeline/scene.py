@@ -24,7 +24,7 @@ ROUTE = (UP, ME, DOWN)
 
 def sealed(kind: type[T], by: PeerId, payload: Payload, **fields: Any) -> T:
     """Return a message with its sender's signature under the tensor that it brings to a ``hop``, where it has none."""
-    key = JourneyKey(fields["step"], fields["microbatch"], 0, fields.get("after", ""))
+    key = JourneyKey(fields["step"], fields["microbatch"], fields["attempt"], fields.get("after", ""))
     hop, way = fields["hop"], "forward" if kind in (Forward, Output) else "backward"
     seal = seals(by).seal(Across(key, hop, way), blake3(payload).digest())
     if kind in (Output, InputGradient):
