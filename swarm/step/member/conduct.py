@@ -54,10 +54,11 @@ class LeaderConduct:
             self.closing_at = now
         self.questions, self.asked_in = self.questions + 1, term
 
-    def attempt(self, leader: PeerId, term: int, live: Collection[str]) -> None:
-        """Note with whom this term's leader makes an attempt, and whom it leaves out after one with it."""
+    def attempt(self, leader: PeerId, term: int, live: Collection[str], late: Collection[str] = ()) -> None:
+        """Note with whom this term's leader makes an attempt, and whom it leaves out after one with it: not those that
+        are only ``late``, who stay members."""
         for peer, tried in self._tried.items():
-            if tried == term and peer not in live:
+            if tried == term and peer not in live and peer not in late:
                 self._left_out.setdefault(peer, set()).add(leader)
         self._tried |= {PeerId(peer): term for peer in live}
 

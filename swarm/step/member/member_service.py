@@ -157,7 +157,7 @@ class MemberService:
                     state.ballot.begun_free(body.term)
                 if state.reconciled is None or not body.asks_as(state.reconciled):
                     state.conduct.asked(body.term, self._now())
-                state.conduct.attempt(caller, body.term, body.live)
+                state.conduct.attempt(caller, body.term, body.live, body.late)
                 self._suspect(state, body)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         answer = (await state.wait_mean()).answer
