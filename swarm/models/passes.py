@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,14 @@ from swarm.models.deferred import DeferredGradients, Gradients, LinearRecorder
 from swarm.models.family import PartModule
 
 _ALIGNMENT_BYTES = 64
+
+
+class Bound(NamedTuple):
+    """The ``most`` that one microbatch's gradients of a part may be long, and the length of the gradient that they were
+    computed from, as it ``arrived``; 0 where none did. L2 norms."""
+
+    most: float
+    arrived: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

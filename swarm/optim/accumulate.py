@@ -13,7 +13,7 @@ from torch import Tensor
 from swarm.errors import BugError, Violation, WrongStep
 from swarm.ids import StepWork
 from swarm.models.layout import FlatLayout
-from swarm.models.passes import Gradients
+from swarm.models.passes import Bound, Gradients
 from swarm.optim.clipping import LONGEST, Lengths, shrunk
 
 AccumulatorDType = Literal["float32", "float64"]
@@ -52,18 +52,9 @@ class Accumulator:
         found = list(self._lengths.values())  # at once, whatever is added meanwhile
         return _middle(one for one, _ in found), _middle(one for _, one in found)
 
-    def add(
-        self,
-        work: StepWork,
-        gradients: Gradients,
-        *,
-        checked: bool = False,
-        most: float | None = None,
-        arrived: float = 0.0,
-    ) -> None:
-        """Add one microbatch, all of it or nothing. ``checked``: :meth:`check` has seen these gradients. Where their
-        length is bounded they are scaled down to ``most``; ``arrived`` is the length of the gradient from which they
-        were computed, as it came, 0 where none did.
+    def add(self, work: StepWork, gradients: Gradients, *, checked: bool = False, bound: Bound | None = None) -> None:
+        """Add one microbatch, all of it or nothing. ``checked``: :meth:`check` has seen these gradients. Where there is
+        a ``bound`` they are scaled down to it.
 
         Raises BugError when it is in the sum already, and else as :meth:`check`.
         """
@@ -72,9 +63,9 @@ class Accumulator:
         if not checked:
             self.check(gradients)
         scale = 1.0
-        if most is not None:
+        if bound is not None:
             length = length_of(gradients)
-            scale, self._lengths[work] = shrunk(length, most), (length, min(arrived, LONGEST))
+            scale, self._lengths[work] = shrunk(length, bound.most), (length, min(bound.arrived, LONGEST))
         self._work[work] = scale
         self._take(gradients, +1, scale)
 

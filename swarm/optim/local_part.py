@@ -22,7 +22,7 @@ from torch import Tensor
 from swarm.averaging.gossip.versions import Version
 from swarm.errors import BugError
 from swarm.ids import StepWork
-from swarm.models.passes import Gradients
+from swarm.models.passes import Bound, Gradients
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.clipping import clip_factor
 from swarm.optim.outer import Outer
@@ -83,13 +83,7 @@ class LocalPart(TrainedPart):
         return frozenset(self._counted)
 
     def accumulate(
-        self,
-        work: StepWork,
-        gradients: Gradients,
-        *,
-        checked: bool = False,
-        most: float | None = None,
-        arrived: float = 0.0,
+        self, work: StepWork, gradients: Gradients, *, checked: bool = False, bound: Bound | None = None
     ) -> None:
         """Add to the batch, and take an optimizer step when our share of one is there; nothing is bounded. Raises as
         :meth:`TrainedPart.accumulate`. Cost: now and then one step of the inner optimizer."""

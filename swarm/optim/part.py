@@ -28,6 +28,7 @@ from swarm.models.family import PartModule
 from swarm.models.layout import FlatLayout, install_weights, refresh_weights
 from swarm.models.lora import Stored, frozen_tensors, install_base
 from swarm.models.passes import (
+    Bound,
     Gradients,
     Graph,
     run_backward,
@@ -285,17 +286,11 @@ class TrainedPart(PartState):
         self._sums.any.check(gradients)
 
     def accumulate(
-        self,
-        work: StepWork,
-        gradients: Gradients,
-        *,
-        checked: bool = False,
-        most: float | None = None,
-        arrived: float = 0.0,
+        self, work: StepWork, gradients: Gradients, *, checked: bool = False, bound: Bound | None = None
     ) -> None:
         """Add to its step, once; see :meth:`~swarm.optim.accumulate.Accumulator.add`. Raises WrongStep for a closed
         one."""
-        self._sums[work.step].add(work, summed(gradients), checked=checked, most=most, arrived=arrived)
+        self._sums[work.step].add(work, summed(gradients), checked=checked, bound=bound)
 
     def lengths(self, step: int) -> Lengths:
         """See :attr:`~swarm.optim.accumulate.Accumulator.lengths`. Any thread may ask. Raises WrongStep."""

@@ -22,6 +22,7 @@ from swarm.errors import BugError, PeerError, Violation, WrongStep
 from swarm.ids import PeerId, StepWork
 from swarm.models.balance import weighed
 from swarm.models.packing import packed
+from swarm.models.passes import Bound
 from swarm.network.protocols import Payload
 from swarm.phases import Phases
 from swarm.pipeline.boundary import (
@@ -54,17 +55,10 @@ class OpenPart(Protocol):
         """Return what is in an open step's sum."""
 
     def accumulate(
-        self,
-        work: StepWork,
-        gradients: Gradients,
-        *,
-        checked: bool = False,
-        most: float | None = None,
-        arrived: float = 0.0,
+        self, work: StepWork, gradients: Gradients, *, checked: bool = False, bound: Bound | None = None
     ) -> None:
-        """Add to its step, once; scaled down where they are longer than ``most``, None where nothing is bounded, of a
-        gradient that came with the length ``arrived``. Raises Violation, before anything is added, for gradients that
-        are not finite, unless they were ``checked``."""
+        """Add to its step, once; scaled down to the ``bound``, None where nothing is bounded. Raises Violation, before
+        anything is added, for gradients that are not finite, unless they were ``checked``."""
 
     def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """Take the same gradients out of its step again."""
@@ -409,7 +403,7 @@ def _change(part: OpenPart, work: StepWork, gradients: Gradients, bounds: Bounds
         if held:
             part.reverse(work, gradients)
         else:
-            part.accumulate(work, gradients, checked=checked, **bounds.of(work))
+            part.accumulate(work, gradients, checked=checked, bound=bounds.of(work))
     except (PeerError, BugError):
         raise
     except Exception as error:
@@ -473,11 +467,11 @@ class Bounds:
         now[sender] += 1
         return times if now[sender] == max(1, LOUD_ONES - before) else 0.0
 
-    def of(self, work: StepWork) -> dict[str, float]:
-        """Return what is said of work that is added; nothing where it is not bounded."""
+    def of(self, work: StepWork) -> Bound | None:
+        """Return the bound of work that is added; None where it has none."""
         if (usual := self._usual.get(work.version)) is None:
-            return {}
-        return {"most": self._most(usual[0]), "arrived": self._came.get(work.step, {}).get(work, 0.0)}
+            return None
+        return Bound(self._most(usual[0]), self._came.get(work.step, {}).get(work, 0.0))
 
     def _most(self, usual: float) -> float:
         return self._influence * usual if usual else math.inf

@@ -18,6 +18,7 @@ from swarm.compression.registry import CODECS
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError
 from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.models.passes import Bound
 from swarm.models.spec import TensorSpec
 from swarm.phases import complete
 from swarm.pipeline.boundary import BoundarySpecs, RowNotes
@@ -202,7 +203,7 @@ class Part:
     def accumulated(self, step: int) -> frozenset[StepWork]:
         return self.work
 
-    def accumulate(self, work: StepWork, gradients: Any, *, checked: bool = False) -> None:
+    def accumulate(self, work: StepWork, gradients: Any, *, checked: bool = False, bound: Bound | None = None) -> None:
         self.work |= {work}
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import BugError, Violation
 from swarm.models.layout import FlatLayout
-from swarm.models.passes import Gradients
+from swarm.models.passes import Bound, Gradients
 from swarm.optim.accumulate import Accumulator, length_of
 from tests.harness.rigs.optim import work
 
@@ -105,22 +105,22 @@ def test_bounded_microbatch_comes_out_as_it_went_in_and_goes_in_again_with_the_s
     without, with_it = Accumulator(LAYOUT, "float64", CPU), Accumulator(LAYOUT, "float64", CPU)
     others = list(enumerate(scales[1:], start=1))
     for position, scale in others:
-        without.add(work(position), gradients(position, scale), most=most)
+        without.add(work(position), gradients(position, scale), bound=Bound(most))
     order.shuffle(others)
     for position, scale in [(0, scales[0]), *others]:
-        with_it.add(work(position), gradients(position, scale), most=most)
+        with_it.add(work(position), gradients(position, scale), bound=Bound(most))
     whole = with_it.total.clone()
     with_it.remove(work(0), gradients(0, scales[0]))
     assert torch.equal(with_it.total, without.total)
     assert with_it.lengths == without.lengths
-    without.add(work(0), gradients(0, scales[0]), most=most)
+    without.add(work(0), gradients(0, scales[0]), bound=Bound(most))
     assert torch.equal(without.total, whole)
 
 
 @pytest.mark.parametrize("scale", [1.0, 50.0, 1e15])
 def test_microbatch_is_scaled_down_to_the_most_and_a_shorter_one_keeps_its_bits(scale: float) -> None:
     accumulator, found = Accumulator(LAYOUT, "float32", CPU), gradients(0, scale)
-    accumulator.add(work(0), found, most=2.0 * length_of(gradients(0)))
+    accumulator.add(work(0), found, bound=Bound(2.0 * length_of(gradients(0))))
     length = float(accumulator.total.double().norm())
     assert length == pytest.approx(length_of(gradients(0)) * min(scale, 2.0), rel=1e-6)
     plain = Accumulator(LAYOUT, "float32", CPU)
@@ -133,7 +133,7 @@ def test_microbatch_is_scaled_down_to_the_most_and_a_shorter_one_keeps_its_bits(
 def test_lengths_are_the_medians_of_what_is_there_before_it_is_scaled() -> None:
     accumulator = Accumulator(LAYOUT, "float32", CPU)
     for position in range(4):
-        accumulator.add(work(position), gradients(1, 10.0**position), most=1.0, arrived=float(position))
+        accumulator.add(work(position), gradients(1, 10.0**position), bound=Bound(1.0, float(position)))
     one = length_of(gradients(1))
     assert accumulator.lengths == (pytest.approx(10 * one), 2.0), "no gradient came for the first"
     accumulator.remove(work(0), gradients(1))
@@ -145,8 +145,8 @@ def test_lengths_are_the_medians_of_what_is_there_before_it_is_scaled() -> None:
 
 def test_length_of_numbers_whose_squares_are_none_is_more_than_any_bound_and_leaves_nothing() -> None:
     accumulator = Accumulator(LAYOUT, "float32", CPU)
-    accumulator.add(work(0), gradients(0, 1e30), most=math.inf)
+    accumulator.add(work(0), gradients(0, 1e30), bound=Bound(math.inf))
     assert accumulator.lengths[0] == 1e100
     accumulator.reset()
-    accumulator.add(work(0), gradients(0, 1e30), most=1.0)
+    accumulator.add(work(0), gradients(0, 1e30), bound=Bound(1.0))
     assert float(accumulator.total.abs().max()) < 1e-30

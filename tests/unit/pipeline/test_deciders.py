@@ -12,6 +12,7 @@ from swarm.errors import Refused
 from swarm.health.heartbeat import HeartbeatReply
 from swarm.health.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health, watched
 from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.models.passes import Bound
 from swarm.pipeline.compute import Bounds, NormGate
 from swarm.pipeline.stage.table import WorkQueue
 from swarm.pipeline.trainer.flight import WAITING, InFlight, journeys_in_flight
@@ -321,14 +322,14 @@ def test_bounds_scale_down_what_is_too_long_and_tell_of_who_sends_it_again_and_a
 
 def test_bounds_of_what_no_record_knows_are_none() -> None:
     bounds, work = Bounds(), StepWork(1, MicrobatchId(PeerId("t"), "00" * 8, 0, 0))
-    assert bounds.of(work) == {}
+    assert bounds.of(work) is None
     bounds.open(0, (0.0, 0.0), 2.0)
     assert come(bounds, 0, 1e9, A, step=1) == (1e9, 0.0)
-    assert bounds.of(work) == {"most": math.inf, "arrived": 1e9}, "its length is measured, for the record"
+    assert bounds.of(work) == Bound(math.inf, 1e9), "its length is measured, for the record"
     bounds.open(1, (3.0, 0.0), 2.0)
-    assert bounds.of(StepWork(2, work.microbatch)) == {"most": 6.0, "arrived": 0.0}
+    assert bounds.of(StepWork(2, work.microbatch)) == Bound(6.0, 0.0)
     early = StepWork(2, work.microbatch, early=True)
-    assert bounds.of(early)["most"] == math.inf, "it is computed with the parameters of the record before"
+    assert bounds.of(early) == Bound(math.inf, 0.0), "it is computed with the parameters of the record before"
     assert not bounds.on(StepWork(4, work.microbatch))
 
 

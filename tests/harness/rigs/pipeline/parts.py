@@ -13,6 +13,7 @@ from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import FLOAT32, INT32
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.models.passes import Bound
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload, Rpc
 from swarm.pipeline.boundary import BoundarySpecs
@@ -157,7 +158,7 @@ class CheapPart:
     def check(self, gradients: Any) -> None:
         """See :class:`~swarm.pipeline.compute.StagePart`."""
 
-    def accumulate(self, work: StepWork, gradients: Any, *, checked: bool = False) -> None:
+    def accumulate(self, work: StepWork, gradients: Any, *, checked: bool = False, bound: Bound | None = None) -> None:
         """See :class:`~swarm.pipeline.compute.OpenPart`."""
         self._hook("accumulate")
         if work.microbatch in self.held:
