@@ -247,7 +247,7 @@ class EndlessLeader:
         self._window = window
         self.open = True
         self.seconds: list[float] = []
-        self.home = asyncio.Event()
+        self._home = asyncio.Event()
 
     async def lease(self, step: int, wanted: int) -> int:
         """All of it, or none."""
@@ -257,7 +257,13 @@ class EndlessLeader:
         """It ended now."""
         self._window.note()
         self.seconds.append(journey.seconds)
-        self.home.set()
+        self._home.set()
+
+    async def home_at_least(self, count: int) -> None:
+        """Return once so many came home: all that were under way before, so that the pipeline is full, or empty."""
+        while len(self.seconds) < count:
+            self._home.clear()
+            await self._home.wait()
 
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         """Nothing is poisonous here."""
@@ -311,13 +317,12 @@ class Feeder:
             self._trainer.open_step(step, self._stages, 1, None)
             feeding = group.create_task(self._trainer.feed(step, leader))
             await asyncio.sleep(order.warmup_s)
+            await leader.home_at_least(len(self._trainer.started(step)))
             window.open()
             await asyncio.sleep(order.seconds)
             found = window.close()
             leader.open = False
-            while len(leader.seconds) < len(self._trainer.started(step)):
-                leader.home.clear()
-                await leader.home.wait()
+            await leader.home_at_least(len(self._trainer.started(step)))
             feeding.cancel()
         journeys = sorted(leader.seconds)
         return found | {"journey_s": journeys[len(journeys) // 2], "whole_step": len(journeys)}

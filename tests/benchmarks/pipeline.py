@@ -44,8 +44,8 @@ BARE_WARMUP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One window, for blocks of a ``shape``. Warming up takes longer than a journey, but for a smoke: a pipeline that
-    still fills brings home less than it computes."""
+    """One window, for blocks of a ``shape``. Warming up takes so long, and until all is home that was under way then: a
+    pipeline that still fills brings home less than it computes."""
 
     warmup_s: float
     seconds: float
@@ -55,7 +55,7 @@ class Span:
 ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 3, Size.FULL: 9}
 SPANS = {
     Size.SMOKE: {"small": Span(0.5, 1.0, "tiny")},
-    Size.DEFAULT: {"small": Span(3.0, 5.0, "small"), "medium": Span(6.0, 6.0, "medium")},
+    Size.DEFAULT: {"small": Span(3.0, 5.0, "small"), "medium": Span(6.0, 12.0, "medium")},
     Size.FULL: {"small": Span(3.0, 14.0, "small"), "medium": Span(6.0, 20.0, "medium")},
 }
 """By model. A smoke has a smaller one, and leaves the medium one out, which differs in its numbers alone."""
