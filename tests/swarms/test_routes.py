@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from swarm.events import PartAssigned, PeerReady
 from swarm.ids import PeerId
 from swarm.sim.loop import run_world
 from swarm.sim.network import SimEndpoint
-from tests.swarms.stories import SHAPE
+from tests.swarms.stories import LOCAL, SHAPE
 from tests.swarms.test_churn import after_step
 
 TARGET, STUCK_S = 4, 60.0
@@ -32,20 +33,16 @@ MICROBATCHES = ("pipeline/1/", "trainer/1/")
 class Hospitals(SimSwarm):
     """A swarm of two organisations; who is whose follows from the last digit of its name."""
 
-    def __init__(
-        self, root: Path, *, steps: int, routes: str = "organisation", hosts: int = 4, trainers: int = 2
-    ) -> None:
+    def __init__(self, root: Path, *, steps: int, routes: str = "organisation", **more: Mapping[str, Any]) -> None:
         organisation = {"organisation": HOMES[0]} if routes == "organisation" else {}
-        super().__init__(
-            root,
-            hosts=hosts,
-            trainers=trainers,
-            may_fail=True,
-            run={"steps": steps, "copies": 2},
-            split={"stages": 2, "routes": routes},
-            admission={"mode": "token", "issuers": (str(founder_id()),), **organisation},
+        shape: dict[str, Mapping[str, Any]] = {
+            "run": {"steps": steps, "copies": 2},
+            "split": {"stages": 2, "routes": routes},
+            "admission": {"mode": "token", "issuers": (str(founder_id()),), **organisation},
             **{key: SHAPE[key] for key in ("model", "batch", "stage_s")},
-        )
+        }
+        shape |= {section: {**shape.get(section, {}), **keys} for section, keys in more.items()}
+        super().__init__(root, hosts=4, trainers=2, may_fail=True, **shape)
         self.home: dict[PeerId, str] = {founder_id(): HOMES[0]}
         self.opened: list[SimEndpoint] = []
 
@@ -121,8 +118,8 @@ class Schedule:
         await self.swarm.join(f"host-{self.number}-{home}", "stage", self.number)
 
 
-def play(root: Path, seed: int, steps: int = 10) -> tuple[Hospitals, Schedule]:
-    swarm = Hospitals(root, steps=steps)
+def play(root: Path, seed: int, steps: int = 10, **more: Mapping[str, Any]) -> tuple[Hospitals, Schedule]:
+    swarm = Hospitals(root, steps=steps, **more)
     schedule = Schedule(swarm, seed, steps)
 
     async def story() -> None:
@@ -169,6 +166,17 @@ def test_nothing_of_a_microbatch_goes_abroad_whoever_is_killed(tmp_path: Path, s
 @pytest.mark.parametrize("seed", range(20, 200))
 def test_nothing_of_a_microbatch_goes_abroad_in_many_schedules(tmp_path: Path, seed: int) -> None:
     check(*play(tmp_path, seed))
+
+
+@pytest.mark.parametrize("more", [{"split": {"ends": "hosted"}}, {"speed": {"mode": "overlap"}}, LOCAL])
+def test_nothing_of_a_microbatch_goes_abroad_however_the_run_trains(
+    tmp_path: Path, more: Mapping[str, Mapping[str, Any]]
+) -> None:
+    swarm, schedule = play(tmp_path, 0, **more)
+    carried = swarm.carried()
+    assert (carried[True], swarm.peers["bootstrap"].outcome) == (0, DONE)
+    assert carried[False] > 10_000
+    assert schedule.kills > 0
 
 
 def test_without_own_routes_they_do_go_abroad(tmp_path: Path) -> None:
