@@ -46,7 +46,7 @@ class ChatEncoder:
 
     def encode(self, chat: Chat) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_], frozenset[str]]:
         """The tokens of a conversation, an end token last, which of them are learnt, and what of it is in none of them:
-        keys of messages and of what is beside them, and roles. Raises UnusableRecord where the template refuses it, or
+        keys of messages and of what is next to them, and roles. Raises UnusableRecord where the template refuses it, or
         writes no answer of it, ConfigError where that rewrites earlier turns, or writes too much."""
         mark = _unused([*chat.messages, chat.variables], self._template.source.text)
         messages = [_marked(message, self._special, mark) for message in chat.messages]

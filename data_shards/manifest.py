@@ -97,7 +97,7 @@ class ShardManifest(Section):
 
     @property
     def files(self) -> dict[str, ShardFile]:
-        """The files that must be there beside the manifest, by name."""
+        """The files that must be there next to the manifest, by name."""
         files = {TOKENS_FILE: self.file, STARTS_FILE: self.starts}
         return files if self.counted is None else files | {COUNTED_FILE: self.counted}
 

@@ -76,7 +76,7 @@ def chat_of(given: Sequence[Any], beside: Mapping[str, Any], prompt: int = 0) ->
     Args:
         given: Its messages, ``{"role": …, "content": …}`` or ``{"from": …, "value": …}``.
         beside: Its record, of which the names in :data:`BESIDE` are read.
-        prompt: So many of the first are not learnt, whoever says them.
+        prompt: So many of the first are not learnt, no matter who says them.
 
     Raises:
         UnusableRecord: It is none, or nothing in it is to be learnt.

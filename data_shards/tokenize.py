@@ -70,7 +70,7 @@ class Seam(Private):
 
     Two looks at the text around, which begin and end at different places, have the same tokens at the same places
     there, and words that begin at the same places. So do those of both parts, or there is an error: nothing is joined
-    that does not fit. It depends on the text around alone, so that whoever encodes either part finds the same.
+    that does not fit. It depends on the text around alone, so that anyone who encodes either part finds the same.
     """
 
     at: int
@@ -163,7 +163,7 @@ class Tokenizer:
         end = next((token for token in known if token is not None), None)
         if end is None:
             allowed = f"one with the token {end_token}" if end_token else f"one with a token of {', '.join(END_TOKENS)}"
-            remedy = "Give it with the tokenizer_config.json beside it, whose eos_token says what ends a text."
+            remedy = "Give it with the tokenizer_config.json next to it, whose eos_token says what ends a text."
             raise ConfigError("tokenizer", self.digest[:16], allowed, remedy, why="it has no token that ends a text")
         self.end_of_text: int = end
         self.end_token = str(self._backend.id_to_token(end))

@@ -232,7 +232,7 @@ class Peer:
                 callback(news)
             if step is not None and news.number >= step:
                 return
-        self._news.put(None)  # for whoever waits again
+        self._news.put(None)  # for the next one who waits
         self._check()
 
     def leave(self) -> None:

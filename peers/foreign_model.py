@@ -67,7 +67,7 @@ class ForeignModel:
     def spoken(self) -> dict[str, Any]:
         """Return what ``[tokenizer]`` says beside the digest: what ends a document, and how a conversation is written.
 
-        Raises ConfigError for files beside the tokenizer that cannot be used.
+        Raises ConfigError for files next to the tokenizer that cannot be used.
         """
         if self.tokenizer is None:
             return {}

@@ -100,7 +100,7 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         beside = [getattr(foundation, name) or None for name in others]
         if any(one is not None for one in beside):
             remedy = "Add --lora-rank 16 to train adapters, or leave the other options of LoRA out."
-            raise ConfigError("--lora-rank", None, "a rank, beside other options of LoRA", remedy)
+            raise ConfigError("--lora-rank", None, "a rank, with the other options of LoRA", remedy)
     by_hand = {*foundation.changes, *keys_of(read)}
     for dotted, value in (_one_host_each(foundation) | foundation.changes).items():
         _change(document, dotted, value)
@@ -253,7 +253,7 @@ def resume_run(foundation: Foundation, home: Path | str | None, say: Say = _says
         value = getattr(foundation, key)
         if key not in (_WITH_OTHER_STAGES if cut_anew else _WITH_RESUME) and value != setting.default:
             remedy = "Leave it out: the run that goes on is the one that was. Without --resume a new one is founded."
-            allowed = "no other option beside --resume"
+            allowed = "no other option with --resume"
             if cut_anew:
                 remedy = "Leave it out: a run that is cut anew is otherwise the one that was."
                 allowed = "beside --resume and --stages only --layers-per-stage, --peers, --hosts and --trainers"
@@ -321,7 +321,7 @@ def _sized(foundation: Foundation, manifest: Manifest, say: Say) -> SizedStages 
     if foundation.peers is None:
         return None
     if foundation.layers_per_stage is not None:
-        allowed = "no --layers-per-stage beside it, which says the sizes"
+        allowed = "no --layers-per-stage with it, which says the sizes"
         raise ConfigError("--peers", str(foundation.peers), allowed, "Leave one of the two out.")
     lasting = Lasting(functools.partial(say, "searching"))
     return stages_for(manifest, foundation.peers, foundation.stages, lasting.told)
@@ -376,7 +376,7 @@ _found = functools.cache(find_model)
 
 def _with_fitting_rates(document: dict[str, Any], foundation: Foundation) -> dict[str, Any]:
     """Return the manifest with rates for the weights that the model begins with: those for trained weights teach random
-    ones nothing, and those for random ones spoil trained ones. What a file of one's own says stays."""
+    ones nothing, and those for random ones ruin trained ones. What a file of one's own says stays."""
     for_trained = foundation.preset in (None, FOR_FOREIGN)
     if foundation.file is None and for_trained == foundation.from_scratch:
         document = {name: said for name, said in document.items() if name != "optimizer"}
@@ -408,7 +408,7 @@ def _read_tokenizer(path: Path) -> bytes:
 
 
 def _named_beside(foundation: Foundation, document: Mapping[str, Any], room: int) -> dict[str, bytes]:
-    """The files that a RUN.toml names beside the tokenizer: they lie where that lies, at most ``room`` bytes."""
+    """The files that a RUN.toml names next to the tokenizer: they lie where that lies, at most ``room`` bytes."""
     if foundation.file is None:
         return {}
     allowed = "a readable file, which the RUN.toml names in [files]"

@@ -70,13 +70,13 @@ def with_frozen(
     done, total = 0, sum(layout.bytes for layout in layouts.values())
     for spec, layout in layouts.items():
         name = spec.name
-        lasting("weights beside adapters", done, total)
+        lasting("frozen weights of adapters", done, total)
         done += layout.bytes
         if name in said and store.holds(wanted_frozen(name, layout, said[name])):
             digests[name] = said[name]
             continue
         digests[name] = _made(family, spec, manifest, files, store)
-        gc.collect()  # the modules that the weights were read into refer to themselves, and would lie beside the next
+        gc.collect()  # the modules that the weights were read into refer to themselves, and would lie next to the next
         told(f"{name}: {size_text(layout.bytes)} in {family.lora.base}, {digests[name][:12]}, in {store.root}")
         if said and digests[name] != said.get(name):
             named = f"weights whose digest begins {said.get(name, '')[:12]} for {name}"
@@ -140,7 +140,7 @@ def frozen_of(manifest: Manifest, part: PartName, store: FrozenStore) -> dict[st
     if not frozen.here:
         remedy = f"Make them of the model's files: {command_name()} ckpt frozen --run RUN --add DIR, RUN being "
         remedy += "the run's directory; or fetch them, of a peer or the home of one: ckpt pull --from INVITE|HOME"
-        raise StateError(f"the weights beside the adapters of {part}, {frozen.wanted.digest[:12]}, are not in "
+        raise StateError(f"the frozen weights of the adapters of {part}, {frozen.wanted.digest[:12]}, are not in "
                          f"{store.root}. {remedy}")  # fmt: skip
     return dict(frozen.load())
 

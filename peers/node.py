@@ -296,7 +296,7 @@ class Node:
             raise RunEnded(membership.describe(error), Ending.UNREACHABLE) from error
 
     def _leave(self, endpoint: LibP2PEndpoint, membership: Membership, reason: str, ending: Ending) -> str:
-        """In order; whoever is reached through us shall be reached through others before we go."""
+        """In order; a peer that is reached through us shall be reached through others before we go."""
         if self._retiring is None:
             self._retiring = asyncio.ensure_future(endpoint.retire_relay())
         return membership.leave(reason, ending, self._orders.left_s, self._orders.bound)

@@ -52,7 +52,7 @@ class Orders:
 
     def listen(self) -> None:
         """Take SIGINT, SIGTERM and SIGHUP from now on, and for good: what comes after the loop has ended changes
-        nothing any more. A signal that is ignored stays so: whoever started this peer deals with it.
+        nothing any more. A signal that is ignored stays so: the one who started this peer deals with it.
 
         What :func:`peers.console.interrupt.defer` kept back counts as well.
         """

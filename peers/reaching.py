@@ -178,7 +178,7 @@ class OwnReach:
         self._endpoint.when_relays_change(self._changed)
 
     async def be_reachable(self, through: Sequence[PeerId]) -> str:
-        """See :class:`swarm.membership.roles.PeerContext`. A founder has nobody to ask, and is called by whoever
+        """See :class:`swarm.membership.roles.PeerContext`. A founder has nobody to ask, and is called by anyone who
         comes; who was dialled from this machine only asks again once it knows others. Asked once more, a peer whose
         relays are away waits for them, AWAY_S at most."""
         reach = self._now

@@ -36,20 +36,20 @@ class PeerSettings(BaseModel):
         name: What people call it.
         bootstrap: Multiaddrs ending in ``/p2p/<peer id>``, for all but a bootstrap that founds the run.
         run: The run that it joins, where that is known before.
-        manifest: For the bootstrap that founds the run, which serves it, and the files beside it that it names.
-        ends_seed: Seed of the private ends' initial weights, for a bootstrap; None: a secret one. Whoever knows it can
-            read what trainers send: give it only where all peers of the run are on this machine.
+        manifest: For the bootstrap that founds the run, which serves it, and the files next to it that it names.
+        ends_seed: Seed of the private ends' initial weights, for a bootstrap; None: a secret one. Anyone who knows it
+            can read what trainers send: give it only where all peers of the run are on this machine.
         model_files: Directory of the model's files: a bootstrap's run begins with the weights in them, and others need
             not download these.
         frozen: Where this machine keeps frozen weights, for all runs; by default in ``home``.
         beside: The peers with which it was started, one for each device, by the ends of their ids.
         turn: Its number among the peers of this machine: with device ``auto`` each GPU has its turn.
-        host_bytes: Its share of the machine's memory, where it was started beside others; None: all that is free.
+        host_bytes: Its share of the machine's memory, where it was started alongside others; None: all that is free.
         patience_s: How long a bootstrap waits for the peers that the run needs; None: for ever.
         run_directory: Where this machine keeps the run: manifest, its files, and the checkpoints that its peers write
             and those they end with; ``{run}`` in it stands for the run's name and id.
         checkpoints_kept: How many older ones stay; None: all.
-        alone: All peers of the run are on this machine: no step need be kept for others beside those of the options.
+        alone: All peers of the run are on this machine: no step need be kept for others besides those of the options.
         resume: A bootstrap founds the run with the checkpoint of that step there.
         credential: What admits it, where one must be admitted, as JSON.
         control: The socket on which it answers ``swarm status``; None: it does not.

@@ -1,4 +1,4 @@
-"""The one thread that runs torch for a peer, beside the event loop."""
+"""The one thread that runs torch for a peer, off the event loop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Device(Protocol):
         """Do a piece of work; return what it returns. Cancelled, it ends with the phase that it is in."""
 
     def place(self, part: T) -> T:
-        """Return a part as this device works on it; whoever computes with one asks here first."""
+        """Return a part as this device works on it; the one who computes with one asks here first."""
 
     async def close(self) -> None:
         """End it."""
@@ -100,7 +100,7 @@ def free_memory(device: torch.device | None = None) -> int:
     with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, or another kind of system
         limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         known = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = int(known["active_file"]) + int(known["inactive_file"])  # given up for whoever needs memory
+        cached = int(known["active_file"]) + int(known["inactive_file"])  # given up for one that needs memory
         free = min(free, max(0, limit - used + cached))
     return free
 
@@ -370,8 +370,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def compute_reproducibly(device: torch.device) -> None:
     """Have a GPU give the same bits when it computes the same again: slower, and for the whole process. Nothing on a
-    CPU, whose kernels do. cuBLAS wants CUBLAS_WORKSPACE_CONFIG in the environment for it, which whoever starts the peer
-    sets."""
+    CPU, whose kernels do. cuBLAS wants CUBLAS_WORKSPACE_CONFIG in the environment for it, which the one who starts the
+    peer sets."""
     if device.type != "cuda":
         return
     import torch

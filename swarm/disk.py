@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their name, synced, renamed, and their directory synced as well.
+"""Files that are whole or not there: written next to their name, synced, renamed, and their directory synced as well.
 
 Every call to the file system goes through ``os`` here, so that a test can end the world at each of them. Blocking.
 """
@@ -140,7 +140,7 @@ def sweep(path: Path) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Whether ``path`` is ours to write while this is open; with ``wait`` it is in the end, whoever has it now.
+    """Whether ``path`` is ours to write while this is open; with ``wait`` it is in the end, no matter who has it now.
 
     The claim is a lock of the kernel's and ends with its owner, however that dies: what its owner left half written is
     swept here. Raises OSError when the disk refuses.
@@ -160,8 +160,8 @@ def alone(path: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def _locked(path: Path, wait: bool) -> int | None:
-    """A descriptor that holds the lock, None when another has it. Whoever had it took the file away when he was done:
-    a lock on a file without that name keeps nobody out, so then it is taken anew."""
+    """A descriptor that holds the lock, None when another has it. The one who had it took the file away when he was
+    done: a lock on a file without that name keeps nobody out, so then it is taken anew."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

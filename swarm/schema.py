@@ -45,8 +45,8 @@ MODEL_FILE = (
     rf"|{_STEM}\.(model|tiktoken)|additional_chat_templates/{_STEM}\.jinja"
     r"|(LICEN[CS]E|NOTICE|README|COPYING|USE_POLICY)[A-Za-z0-9_-]{0,40}(\.(md|txt))?)$"
 )
-"""What a file of a model may be called that travels with a run beside its tokenizer.json and comes back with an export:
-no code, no pickle, no weights."""
+"""What a file of a model may be called that travels with a run next to its tokenizer.json and comes back with an
+export: no code, no pickle, no weights."""
 ModelFileField = Annotated[str, StringConstraints(pattern=MODEL_FILE)]
 MAX_FILES, MAX_FILES_BYTES = 64, 32 << 20
 """Of those that travel with a run: how many beside the tokenizer, and the bytes of all with it."""

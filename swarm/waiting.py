@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 async def first_done(*works: Coroutine[Any, Any, Any]) -> None:
-    """Run these beside each other; return when one has ended, having cancelled the others. Raises what that one raised.
+    """Run these side by side; return when one has ended, having cancelled the others. Raises what that one raised.
     Cancelled, it leaves no task that goes on."""
     tasks = [asyncio.create_task(work) for work in works]
     try:

@@ -118,7 +118,7 @@ class LaterWork:
                 act()
         except Exception as error:  # noqa: BLE001 - told in problems
             if not self.over.is_set():
-                self.problems.append(f"what was to be done beside was not: {type(error).__name__}: {error}")
+                self.problems.append(f"what was to be done in the background was not: {type(error).__name__}: {error}")
 
 
 class SpecBook:
@@ -295,7 +295,7 @@ class BaseWorld(ABC, Generic[P]):
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[None]:
-        """Alone with the world, for what goes on beside. Raises CannotInflict when the world has ended."""
+        """Alone with the world, for what goes on in the background. Raises CannotInflict when the world has ended."""
         with self._lock:
             if self.over.is_set():
                 raise CannotInflict("the play is over")
@@ -324,7 +324,7 @@ class BaseWorld(ABC, Generic[P]):
                 file.seek(peer.read)
                 data = file.read()
         except OSError:
-            return  # whoever runs it makes it
+            return  # the one who runs it makes it
         whole = data[: data.rfind(b"\n") + 1]
         peer.read += len(whole)
         for line in whole.splitlines():

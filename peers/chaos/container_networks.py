@@ -2,7 +2,7 @@
 
 One network is shared by all ("wan"), and one by each region. A peer behind NAT is on a network of its own, with a
 router that is on "wan" too and translates its address: it can call others and cannot be called, but by whom it calls
-in the same moment (a port is translated to itself, whoever is called, and lets in who was called).
+in the same moment (a port is translated to itself, no matter who is called, and lets in who was called).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Engine:
         return self.call("inspect", "--format", what, name)
 
     def open(self, *arguments: str) -> subprocess.Popen[str]:
-        """A call that stays, with pipes to its input and output; whoever opens it ends it. It ends with the calling
+        """A call that stays, with pipes to its input and output; the one who opens it ends it. It ends with the calling
         thread, however that ends: an engine that has nothing to tell would keep it for ever."""
         return subprocess.Popen(
             launched([self._client, *arguments]),

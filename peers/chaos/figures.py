@@ -35,7 +35,7 @@ FIGURES: Mapping[str, str] = {
     "duplicated": "microbatches committed twice (I1)",
     "steps": "the newest step that was closed",
     "seconds": "from the first closed step to the last",
-    "max_gap_s": "longest time between two closings, each told by whoever swapped first, or until the end by time",
+    "max_gap_s": "longest time between two closings, each told by the first to swap, or until the end by time",
     "ready_again_s": "longest time from a peer's start to its being ready, after the first step",
     **RECOVERIES,
     "committed_by_minority": "steps of the history that only peers who were cut off had closed",

@@ -133,7 +133,7 @@ class FaultInjector:
             self._overtaken.append(End(wall, fault.peer, code, struck, code is None or code in KILLED))
 
     def rest(self) -> None:
-        """Nothing strikes any more: what is said from now on are farewells."""
+        """Nothing strikes any more: what is said from now on are departures."""
         self._plan.over = True
 
     def note(self) -> None:

@@ -76,7 +76,7 @@ def _removed(engine: Engine, listing: tuple[str, ...], removal: tuple[str, ...],
 
 def detach(engine: Engine, networks: Iterable[str]) -> None:
     """Take everybody off these. The engine may keep the endpoint of a container that is gone, and refuses for ever to
-    remove the network then. What cannot be taken off is met again by whoever removes."""
+    remove the network then. What cannot be taken off is met again by anyone who removes."""
     for network in networks:
         with contextlib.suppress(EngineError):
             for name in engine.call("network", "inspect", "--format", _ON_IT, network).split():

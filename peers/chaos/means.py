@@ -59,7 +59,7 @@ def pour(source: IO[bytes], output: Path) -> None:
 
 class Slowed:
     """Stops a process for all but one part in ``factor`` of the time, until :meth:`end`. While it is ``held`` it leaves
-    the process to whoever has paused it."""
+    the process to the one who has paused it."""
 
     def __init__(self, pid: int, factor: float, *, held: bool = False) -> None:
         self._process, self._factor, self._held = psutil.Process(pid), factor, held

@@ -24,7 +24,7 @@ PLACE = "/play"
 FAKETIME = "/usr/lib/libfaketime.so"
 _DONE = "=done="
 RUN_S = 30.0
-"""A command takes tens of milliseconds; one that takes this long hangs, and with it whoever waits for the world."""
+"""A command takes tens of milliseconds; one that takes this long hangs, and with it the one who waits for the world."""
 TOLD_S = 15.0
 """How long a busy engine may take to tell what has happened."""
 INSTEAD = "swarm chaos --on processes needs no engine"

@@ -90,7 +90,7 @@ class World(Protocol):
         """Tell (peer's name, kind, fields) of every event from now on, of later peers too."""
 
     def inflict(self, fault: Fault) -> Iterable[str]:
-        """Do it, now; the names of those hit. What takes time goes on beside."""
+        """Do it, now; the names of those hit. What takes time goes on in the background."""
 
     def identity(self, name: str) -> str:
         """The peer id behind a name."""

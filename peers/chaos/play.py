@@ -50,7 +50,7 @@ class PlayFailed(SwarmError):
 @dataclass(slots=True)
 class PlayOutcome:
     """A play's data for its report: the ``started`` peers, their ends, counts of events that ``happened`` (including
-    those that a full disk did not take), and its ``problems``. Farewells do not count: the play ``ended`` when all
+    those that a full disk did not take), and its ``problems``. Departures do not count: the play ``ended`` when all
     began to leave, at the end of the run or, ``by_clock``, because its time was up. For an ``interrupted`` play
     ``to_come`` names in words the strikes that were still due."""
 

@@ -121,8 +121,8 @@ def _slow_links(world: ProcessBase, fault: faults.SlowLinks) -> Iterable[str]:
 def _corrupt_bytes(world: ProcessBase, fault: faults.CorruptBytes) -> Iterable[str]:
     """Streams are authenticated: what shows is a connection that breaks."""
     if world.links is not None:
-        world.links.spoil(*fault.peers, fault.messages)
-        world.spoilt.add(fault.peers)
+        world.links.corrupt(*fault.peers, fault.messages)
+        world.corrupted.add(fault.peers)
     return fault.peers
 
 

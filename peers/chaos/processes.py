@@ -94,7 +94,7 @@ class ProcessBase(BaseWorld[RealPeer]):
         self.slowed: dict[str, means.Slowed] = {}
         self.paused: set[str] = set()
         self.limits: dict[str, tuple[int, int]] = {}
-        self.spoilt: set[tuple[str, str]] = set()
+        self.corrupted: set[tuple[str, str]] = set()
         self._options: dict[str, tuple[str, ...]] = {}
         self._forks = Forks(root / "logs" / "forks.log")
         self._starter = ThreadPoolExecutor(1, "starter")  # a peer dies with the thread that started it
@@ -187,10 +187,8 @@ class ProcessBase(BaseWorld[RealPeer]):
 
     def problems(self) -> Sequence[str]:
         """See :class:`~peers.chaos.world.PlayWorld`."""
-        unspoilt = [] if self.links is None else [pair for pair in self.spoilt if self.links.spoils_left(*pair)]
-        told = (
-            f"corrupt_bytes: too little passed from {one} to {other} to be spoilt" for one, other in sorted(unspoilt)
-        )
+        untouched = [] if self.links is None else [pair for pair in self.corrupted if self.links.corrupt_left(*pair)]
+        told = (f"corrupt_bytes: too few bytes passed from {one} to {other}" for one, other in sorted(untouched))
         return (*super().problems(), *told)
 
     def begin(self, peer: RealPeer) -> None:

@@ -74,13 +74,13 @@ class ShapedLinks:
         """The link has another shape from now on, in both directions."""
         self._command(lambda traffic: traffic.slow(source, target, shape, both=True, cause=cause))
 
-    def spoil(self, source: str, target: str, pieces: int = 1) -> None:
+    def corrupt(self, source: str, target: str, pieces: int = 1) -> None:
         """The next pieces of a stream in this direction have a bit flipped."""
-        self._command(lambda _: self.proxy.spoil(source, target, pieces))
+        self._command(lambda _: self.proxy.corrupt(source, target, pieces))
 
-    def spoils_left(self, source: str, target: str) -> int:
-        """Return the number of pieces still to be spoilt: nothing has passed that way since."""
-        return int(self.proxy.spoils_left(source, target))
+    def corrupt_left(self, source: str, target: str) -> int:
+        """Return the number of pieces still to be corrupted: nothing has passed that way since."""
+        return int(self.proxy.corrupt_left(source, target))
 
     def passed(self, source: str, target: str) -> int:
         """Bytes that went that way so far."""

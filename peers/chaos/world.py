@@ -65,9 +65,9 @@ class SteadyWall:
 
 class Stamps:
     """Peers of one machine share its monotonic clock, which nobody sets; their wall clocks may be wrong on purpose, and
-    whoever listens to them may be late, for it strikes too. So a moment is what the peer's monotonic clock said plus
-    ``offset``: the least that ``wall`` was ever ahead of it when a line was read, which is wrong by no more than the
-    quickest reading took. The clock may be that of a virtual machine which the peers run in."""
+    the one who listens to them may be late, for it strikes too. So a moment is what the peer's monotonic clock said
+    plus ``offset``: the least that ``wall`` was ever ahead of it when a line was read, which is wrong by no more than
+    the quickest reading took. The clock may be that of a virtual machine which the peers run in."""
 
     def __init__(self, wall: Callable[[], float]) -> None:
         self.wall = wall

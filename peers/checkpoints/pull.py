@@ -50,7 +50,7 @@ from swarm.waiting import ended
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 3
-"""Parts that are fetched beside each other."""
+"""Parts that are fetched at once."""
 MAX_RETRIES = 3
 """How often it is looked again what there is, when a checkpoint went away while it was fetched."""
 
@@ -263,8 +263,8 @@ def _called(donor: Donor, source: Source) -> str:
 
 
 async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | None:
-    """The step's record from whoever has one that is right and, from peers, proven; None when nobody has. What neither
-    the contact nor most say must be proven by those whom the contact names."""
+    """The step's record from a source that has one that is right and, from peers, proven; None when nobody has. What
+    neither the contact nor most say must be proven by those whom the contact names."""
     for donor in plan.attested:
         try:
             record = decode_manifest(await donor.record(plan.step), f"the record of step {plan.step} from {donor}")

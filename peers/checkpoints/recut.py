@@ -145,7 +145,7 @@ def _sizes(manifest: Manifest) -> list[int]:
     return [spec.last_layer - spec.first_layer for spec in specs if spec.last_layer > spec.first_layer]
 
 
-# --- the weights beside adapters -------------------------------------------------------------------------------------
+# --- the frozen weights of adapters -----------------------------------------------------------------------------------
 
 
 def _with_frozen(old: Manifest, new: Manifest, source: FrozenStore, store: FrozenStore) -> Manifest:
@@ -177,6 +177,6 @@ def _frozen_bytes(family: LoraFamily, spec: PartSpec, source: FrozenStore) -> di
     wanted = wanted_frozen(spec.name, layout, family.lora.digests[spec.name])
     if not source.holds(wanted):
         remedy = f"Make them of the model's files: {command_name()} ckpt frozen --add DIR, or fetch them: ckpt pull"
-        raise StateError(f"the weights beside the adapters of {spec.name} are not in {source.root}. {remedy}")
+        raise StateError(f"the frozen weights of the adapters of {spec.name} are not in {source.root}. {remedy}")
     string = source.load(wanted).view(torch.uint8)
     return {slot.name: string[slot.offset : slot.offset + slot.size] for slot in layout.slots}

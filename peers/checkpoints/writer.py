@@ -119,7 +119,7 @@ class Periods:
 
 
 class CheckpointWriter:
-    """Writes one peer's part beside the training. A disk that refuses costs the checkpoint, never the run: what was
+    """Writes one peer's part besides the training. A disk that refuses costs the checkpoint, never the run: what was
     there stays, and an event says why.
 
     Tell it every decision with :meth:`heard`, so that each checkpoint lies with what proves it.

@@ -114,7 +114,7 @@ def frozen(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """List, make or remove the weights beside adapters (LoRA) that this machine keeps, once for all of its runs.
+    """List, make or remove the frozen weights of adapters (LoRA) that this machine keeps, once for all of its runs.
 
     Example: swarm ckpt frozen --unused
     """
@@ -140,7 +140,7 @@ def frozen(
             used = f"for {', '.join(one['runs'])}" if one["runs"] else "for no run here"
             typer.echo(f"{verb}{one['digest'][:12]}  {one['part']}, {size_text(one['bytes'])}{state}, {used}")
     if not (kept or gone):
-        typer.echo("no weights beside adapters are kept here", err=True)
+        typer.echo("no frozen weights of adapters are kept here", err=True)
 
 
 @ckpt.command()
@@ -193,7 +193,7 @@ def pulled_from(
         into: The directory; None: where this home keeps that run.
         home: The home.
         words: Whether to say on stdout how it goes on.
-        frozen: Whether the weights beside adapters are wanted, too.
+        frozen: Whether the frozen weights of adapters are wanted, too.
     """
     from peers.checkpoints.named import named_sources
     from peers.console.words import print_error

@@ -63,7 +63,7 @@ def build(
 ) -> None:
     """Build a shard from text. Nothing leaves this machine.
 
-    The run's tokenizer is beside its run.toml. swarm new prints that directory. swarm join --data TEXT takes the text
+    The run's tokenizer is next to its run.toml. swarm new prints that directory. swarm join --data TEXT takes the text
     itself, and needs no shard. Conversations (messages) teach the assistant's answers. The same command goes on where
     it was after an interrupt or a kill. Leaves out and counts lines and records that cannot be used, and keys of which
     nothing is made. Makes no shard where more than 1 % is bad, unless --allow-bad is given.

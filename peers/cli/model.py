@@ -92,7 +92,7 @@ def export(
 
     check_target(into)
     if sources and run is not None:
-        raise ConfigError("--run", str(run), "nothing beside --from", "Leave one of the two out.")
+        raise ConfigError("--run", str(run), "no option besides --from", "Leave one of the two out.")
     if sources:
         from peers.cli.ckpt import pulled_from
 
@@ -263,7 +263,7 @@ def sample(
 
     if chat and (raw or prompt is not None):
         name = "--raw" if raw else "--prompt"
-        raise ConfigError(name, prompt or raw, "nothing beside --chat", f"Leave out {name}, or --chat.")
+        raise ConfigError(name, prompt or raw, "no option besides --chat", f"Leave out {name}, or --chat.")
     _check_named(directory, model, step, None, key="DIR")
     encoding = _encoding(directory, model, step, None, key="DIR")  # before the weights: it may have no template
     if chat and encoding.template is None:
@@ -352,7 +352,7 @@ def _check_named(
         return find_run_directory(run, home, key=key)
     for name, value in ((key, run), ("--step", step)):
         if value is not None:
-            raise ConfigError(name, str(value), "nothing beside --model", f"Leave out {name}, or --model.")
+            raise ConfigError(name, str(value), "no option besides --model", f"Leave out {name}, or --model.")
     check_model(model)
     return model
 
@@ -395,7 +395,7 @@ def _tell_which(found: RunDirectory, step: int, passed_over: str | None, *, aske
 
     if passed_over is not None:
         print_error(f"taking step {step}, because of {with_commands(passed_over)}", label="warning")
-    # Whoever names a step knows its age.
+    # Anyone who names a step knows its age.
     age = None if asked else age_of_checkpoint(step, closed_steps(found.report))
     if age is not None:
         print_error(age, label="note")

@@ -71,9 +71,7 @@ def plan(
 
     if table is not None:
         if any(one is not None for one in (model, peers, swarm, memory_gib)) or explain:
-            raise ConfigError(
-                "--table", table, "nothing beside it but --json", "Leave the others out: the file says it."
-            )
+            raise ConfigError("--table", table, "no other option but --json", "Leave the others out: the file says it.")
         made = make_table(Path(table))
         print(json.dumps(made.document()) if as_json else "\n".join(made.lines()), flush=True)
         return

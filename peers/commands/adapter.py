@@ -77,7 +77,7 @@ def load_adapter(into: Path, chosen: ChosenStep) -> str:
 
 
 def _named_base(chosen: ChosenStep) -> tuple[str, str]:
-    """Return what the model beside the adapters is called, and its revision; "" where it has no name. Step 0 of the
+    """Return what the frozen model of the adapters is called, and its revision; "" where it has no name. Step 0 of the
     run, merged, is that model as it was stored."""
     model = chosen.manifest.model
     return (model.source, model.revision) if isinstance(model, HfConfig) and not model.scratch else ("", "")
@@ -113,5 +113,5 @@ model = AutoModelForCausalLM.from_pretrained({json.dumps(loaded)}){note}
 model = PeftModel.from_pretrained(model, ".")
 ```
 
-They were trained beside the weights that `swarm export --merge --step 0` writes.
+They were trained with the weights that `swarm export --merge --step 0` writes.
 """

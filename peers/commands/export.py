@@ -103,7 +103,7 @@ def _made(
 
 
 def write_beside(into: Path, files: Mapping[str, bytes], card: str, template: str = "") -> tuple[str, ...]:
-    """Write what lies beside the weights; return the names of all that is there then. Raises OSError.
+    """Write what lies next to the weights; return the names of all that is there then. Raises OSError.
 
     Args:
         into: The directory.

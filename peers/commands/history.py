@@ -196,7 +196,7 @@ class HistoryAnswer:
     """The content of a history. ``rows`` are its last ones, ``records`` how many it has and ``steps`` its first and
     last.
 
-    ``before`` are the files beside it from which it goes on, where they were verified with it. ``torn``: an unfinished
+    ``before`` are the files next to it from which it goes on, where they were verified with it. ``torn``: an unfinished
     line lies behind them. ``broken`` says what ends the reading early, path and line in it;
     empty for a history that is in order. ``check`` is None unless it was verified.
     """
@@ -215,7 +215,7 @@ class HistoryAnswer:
 
 def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAnswer:
     """Read a history; of its rows the ``last`` are kept (None: all). Costs a parse and a hash of every record, and with
-    ``verify`` 0.1 ms for each signature, also of what lies beside it from before the run went back. Raises ConfigError
+    ``verify`` 0.1 ms for each signature, also of what lies next to it from before the run went back. Raises ConfigError
     for a file that cannot be opened or has no record; what is wrong with a record is in the answer."""
     reader, rows = HistoryReader(source.path), deque[Row](maxlen=last)
     check, led = (_checker(), _led_to(source.path)) if verify else (None, [])
@@ -247,7 +247,7 @@ def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAns
 
 
 def _led_to(path: Path) -> list[Path]:
-    """The files beside a history from which it goes on, as where the run went back to a checkpoint; the oldest
+    """The files next to a history from which it goes on, as where the run went back to a checkpoint; the oldest
     first."""
     found = list[Path]()
     try:

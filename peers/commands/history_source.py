@@ -151,7 +151,7 @@ def acquaintances(place: Path, run: str, own: str) -> tuple[str, ...]:
 
 
 def remembered(place: Path, run: str, own: str) -> RunMemory | None:
-    """Return what a place remembers of a run, of the newest session that knows others beside ``own``; None for a place
+    """Return what a place remembers of a run, of the newest session that knows others besides ``own``; None for a place
     that never took part.
 
     Cost: the end of one history file. What cannot be read is passed over.

@@ -1,9 +1,9 @@
 """Verify a chain of close records by itself: the checks of ``swarm history --verify`` for each record.
 
 What it proves: each record follows the one before, and more than half of those whom that one names have signed it. So
-whoever believes the first record can believe the last. The first is proven too where a run begins with it, as everybody
-in it has signed it; the one with which a peer joined a run in progress is taken on trust. A chain that begins where the
-run went back to a checkpoint goes on from the one before, of which what was since counts no more. Pure.
+anyone who believes the first record can believe the last. The first is proven too where a run begins with it, as
+everybody in it has signed it; the one with which a peer joined a run in progress is taken on trust. A chain that begins
+where the run went back to a checkpoint goes on from the one before, of which what was since counts no more. Pure.
 """
 
 from __future__ import annotations

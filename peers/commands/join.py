@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS_KEPT = 3
 MAX_KNOWN = 8
-"""Addresses of a place's own memory that are tried beside those of the invite."""
+"""Addresses of a place's own memory that are tried alongside those of the invite."""
 
 
 def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Company = NO_COMPANY,

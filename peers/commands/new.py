@@ -172,7 +172,7 @@ def with_issuer(founded: Founded, founder: PeerId) -> Founded:
 
 
 def _as_issuer(founded: Founded, home: Path, options: PeerOptions, say: Callable[[str, str], None]) -> PeerOptions:
-    """Return the options with the place of an issuer, where a run that not everybody may join goes on: whoever else
+    """Return the options with the place of an issuer, where a run that not everybody may join goes on: anyone else who
     resumes it can invite nobody. Raises ConfigError where that place is not the one that is named, or is taken."""
     resumed = founded.resumed
     if resumed is None or not founded.manifest.admission.closed:
@@ -292,7 +292,7 @@ def _invited(file: Path, options: PeerOptions) -> Past | None:
 
 
 def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: bool, back: Return | None) -> int:
-    """Join as who it was, through the others: whoever has the old invite finds it again at the same address. It holds
+    """Join as who it was, through the others: a holder of the old invite finds it again at the same address. It holds
     no part, as before: a stage host could keep no copy of private ends."""
     from peers.commands.join import join
     from peers.invites.invite import parse_invite
@@ -349,7 +349,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
 
 
 def _memory(manifest: Manifest) -> str:
-    """Return what the largest part takes of whoever trains it."""
+    """Return what the largest part takes of the one who trains it."""
     from swarm.membership.part_memory import part_training_bytes
     from swarm.models.registry import family_of
 
@@ -399,12 +399,12 @@ def _private(manifest: Manifest) -> list[tuple[str, str]]:
     """Of private ends: who can read the text all the same, and how many copies there are of them."""
     if manifest.split.ends != "private":
         return []
-    trusted = "whoever hosts the first or the last stage can read the trainers' text: trust them with it"
+    trusted = "hosts of the first and the last stage can read the trainers' text: trust them with it"
     told, copies = [("private", trusted)], manifest.run.copies
     if getattr(manifest.model, "lora", None) is not None:
-        told.append(("", "the ends are frozen, and every peer can have them: whoever hosts a stage reads more of it"))
+        told.append(("", "the ends are frozen, and every peer can have them: the hosts of stages read more of it"))
     if getattr(manifest.model, "scratch", True) is False:
-        told.append(("", "whoever has the model's files has the ends that it begins with, and reads more of it"))
+        told.append(("", "anyone with the model's files has the ends that it begins with, and reads more of it"))
     if copies > 1:
         told.append(("copies", f"{copies} of each stage; of the ends 1, the founder's: stage hosts keep none"))
     return told

@@ -45,7 +45,7 @@ def make_plan(
         return _of_run(model, swarm, _gib(memory_gib), say)
     if memory_gib is not None:
         remedy = "Leave it out: the file says memory_gib of each class."
-        raise ConfigError("--memory-gib", memory_gib, "nothing beside --peers", remedy)
+        raise ConfigError("--memory-gib", memory_gib, "no option besides --peers", remedy)
     if model is None:
         raise ConfigError("MODEL", None, "a RUN.toml or a preset", f"{command_name()} plan tiny --peers {peers}")
     read_entries(Path(peers or ""))  # first: what is wrong with it is said without torch

@@ -168,7 +168,7 @@ def _minutes(foundation: Foundation, local: LocalOptions, manifest: Manifest, st
         raise ConfigError("--minutes", minutes, "one of --minutes and --steps", "Leave one of the two out.")
     if minutes is not None and manifest.run.reproducible:
         why = "a machine's speed would choose the steps, and so the weights"
-        raise ConfigError("--minutes", minutes, "nothing beside --reproducible", "Say --steps instead.", why=why)
+        raise ConfigError("--minutes", minutes, "no option besides --reproducible", "Say --steps instead.", why=why)
     in_file = foundation.file is not None and steps is not None
     if minutes is None and (foundation.steps is not None or manifest.run.reproducible or in_file):
         return None

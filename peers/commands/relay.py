@@ -123,7 +123,7 @@ def limits_of(options: RelayOptions, runs: frozenset[RunId]) -> StandingLimits:
 
     slots = RelayLimits(
         reservations=options.slots,
-        stranger_reservations=options.slots,  # whoever asks has none yet
+        stranger_reservations=options.slots,  # anyone who asks has none yet
         handshakes=max(options.circuits // 2, 32),
         stranger_handshakes=max(options.circuits // 2, 32),
         circuits=options.circuits,

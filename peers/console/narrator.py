@@ -204,7 +204,7 @@ class EventPrinter:
             for role in ("stage", "trainer"):
                 self._voice.say(command_to_invite(event.admission, role))
             return
-        self._voice.say(f"{labelled('invite', 'for whoever shall take part:')}\n{invite}")
+        self._voice.say(f"{labelled('invite', 'for those who shall take part:')}\n{invite}")
         self._voice.say(f"To hold a stage, in another terminal or on another machine:\n{join} --role stage")
         self._voice.say(
             "To train, with your own text (without --data: on what comes with Python):\n"

@@ -190,7 +190,7 @@ def command_name() -> str:
     the interpreter and the module. Quoted for a shell."""
     program = Path(sys.argv[0])
     if program.name != "swarm":
-        # Started as a module: the command lies beside the interpreter where there is one.
+        # Started as a module: the command lies next to the interpreter where there is one.
         program = Path(sys.executable).with_name("swarm")
     if not program.is_file():
         return f"{_typed(Path(sys.executable))} -m peers.cli"
@@ -269,7 +269,7 @@ MANY_TIMES = 20.0
 
 
 def read_over(tokens: int, microbatches: int, times: float, option: str = "--data") -> str:
-    """Say how much a trainer's text is beside what the run reads of it, and what follows where it is little."""
+    """Say how much a trainer's text is next to what the run reads of it, and what follows where it is little."""
     text = f"{tokens:,} tokens make {microbatches:,} microbatch{'es' if microbatches != 1 else ''}"
     if times < 1:
         return f"{text}, more than the run reads"

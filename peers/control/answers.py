@@ -153,7 +153,7 @@ class NodeCommands:
         return ", ".join(said)
 
     async def _peers(self, request: Mapping[str, Any]) -> list[MemberReport]:
-        """The roster, and whoever the directory knows beside it."""
+        """The roster, and anyone who the directory knows besides it."""
         membership, endpoint = self._membership, self._endpoint
         if membership is None or endpoint is None:
             return []

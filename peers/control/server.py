@@ -32,7 +32,7 @@ Command = Callable[[Mapping[str, Any]], Awaitable[object]]
 
 MAX_CONNECTIONS = 32
 REQUEST_S = COMMAND_S = FETCH_S = 2 * PATIENCE_S
-"""How long a client may take to send its request, a command to answer, and the client to fetch that. Whoever uses
+"""How long a client may take to send its request, a command to answer, and the client to fetch that. Anyone who uses
 ``ask`` has given up after half of it."""
 
 

@@ -99,7 +99,7 @@ class Access:
             return True
         if is_loopback(self.host):
             return is_loopback(name)
-        try:  # a name may be pointed anywhere by whoever owns it; an address cannot
+        try:  # a name may be pointed anywhere by the one who owns it; an address cannot
             ipaddress.ip_address(name.strip("[]"))
         except ValueError:
             return name == "localhost"

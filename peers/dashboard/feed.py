@@ -48,7 +48,7 @@ class Viewer:
 
 
 class StateFeed:
-    """The state of one run, and whoever looks at it. What is made of a state is made once, however many ask."""
+    """The state of one run, and those who look at it. What is made of a state is made once, however many ask."""
 
     def __init__(self, source: RunSource, overview: Overview, clock: Clock) -> None:
         self._source, self._overview, self._clock = source, overview, clock

@@ -14,7 +14,7 @@ from swarm.clock import moment
 SILENT_S = 60.0
 """Files to which nobody wrote for so long are of a run that is over, or was cut short."""
 UNHEARD_S = 8.0
-"""Whoever is asked may take so long until it counts as silent."""
+"""A peer that is asked may take so long until it counts as silent."""
 STALLED_S = 20.0
 STALLED_STEPS = 6
 """A run stalls when no step closes for so long, and for the time of so many steps."""
@@ -103,7 +103,7 @@ class Pulse:
             self.wrote_at = at
 
     def answered(self) -> None:
-        """Whoever is asked has answered."""
+        """The one who was asked has answered."""
         self._news, self.unheard, self.gone = True, None, ""
 
     def missed(self, how: str, who: str) -> None:
@@ -148,7 +148,7 @@ class Silences:
         return peer in self._silent and self._silent[peer].told
 
     def __iter__(self) -> Iterator[str]:
-        """Whoever is told to be silent."""
+        """Those told to be silent."""
         return iter([peer for peer, one in self._silent.items() if one.told])
 
     def how(self, peer: str) -> str:

@@ -1,7 +1,7 @@
 """Sees a run from outside with an invite: a peer that holds nothing, votes on nothing, and is in nobody's roster.
 
 It follows the chain of close records as a joiner does, so that what it shows was signed by a majority, and asks the
-members how they are. When whoever leads it on is gone, another member of the last verified roster does.
+members how they are. When the one who leads it on is gone, another member of the last verified roster does.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ObserverSource:
             self._endpoint.learn(PeerId(member.peer), member.addresses)
 
     async def _follow(self) -> None:
-        """Take record after record until the run is over, whoever of those that lead on is lost."""
+        """Take record after record until the run is over, no matter who of those that lead on is lost."""
         while self._head is None or not self._over(self._head):
             try:
                 observer = Observer(self._context, self._update_sources(), None)

@@ -422,7 +422,7 @@ class Overview:
         return named(shown, {peer: self.name(peer) for peer in self._ids()}) if ID in shown else shown
 
     def _ids(self) -> Iterator[str]:
-        """Whoever has a name."""
+        """All who have a name."""
         yield from self._known.names
         yield from self._before.peers
         yield from () if self._record is None else self._record.members.peers

@@ -206,7 +206,7 @@ class Stream:
         self._connections.without_end(client)
         gone = asyncio.create_task(_until_gone(receive))
         gone.add_done_callback(lambda _: viewer.dropped.set())
-        # Whoever does not read would keep what waits for it, and its connection, for ever.
+        # One that does not read would keep what waits for it, and its connection, for ever.
         dropped = asyncio.create_task(viewer.dropped.wait())
         dropped.add_done_callback(lambda _: self._connections.cut(client))
         try:

@@ -125,7 +125,7 @@ def _due(event: object, lines: deque[HistoryLine]) -> Iterator[HistoryLine]:
 
 
 class PlaceSource:
-    """A peer of this machine, whoever is in its place: by the files of its session, and its control socket."""
+    """A peer of this machine, no matter who is in its place: by the files of its session, and its control socket."""
 
     def __init__(self, place: PlaceInfo) -> None:
         self._place, self._session = place, ""
@@ -165,7 +165,7 @@ def _end(state: PlaceState | None) -> str:
 
 
 class DirectorySource:
-    """The run whose peers write below a directory: those that are there, and whoever comes later."""
+    """The run whose peers write below a directory: those that are there, and those who come later."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

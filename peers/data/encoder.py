@@ -221,7 +221,7 @@ def _too_much(limit: str, place: str) -> ConfigError:
         "the chat template",
         None,
         f"one that takes at most {CPU_S:g} s and {MEMORY_BYTES >> 20} MiB to write a conversation",
-        "Do not use it; ask whoever gave it to you where it comes from.",
+        "Do not use it; ask the one who gave it to you where it comes from.",
         why=f"it takes more than {limit}, at {place}",
     )
 

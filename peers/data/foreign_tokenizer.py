@@ -91,7 +91,7 @@ def _refused(why: str) -> ConfigError:
         "the run's tokenizer",
         None,
         "one that is safe to load",
-        "Do not train with it; ask whoever founded the run where it comes from.",
+        "Do not train with it; ask the one who founded the run where it comes from.",
         why=why,
     )
 

@@ -166,7 +166,7 @@ def _object(record: bytes) -> dict[str, Any]:
 
 
 def _found(value: dict[str, Any], field: str | None) -> tuple[dict[str, Any], str, list[str]]:
-    """The object that has the text or the conversation, the key there, and the names of what lies beside the way."""
+    """The object that has the text or the conversation, the key there, and the names of what lies next to the way."""
     if field is None:
         return value, _customary(value), []
     if field in value:

@@ -52,11 +52,11 @@ def read_encoding(
     """Return how a user's files become tokens.
 
     Args:
-        tokenizer: A ``tokenizer.json``, or a directory with one. What lies beside it says what ends a text and how a
+        tokenizer: A ``tokenizer.json``, or a directory with one. What lies next to it says what ends a text and how a
             conversation is written.
         key: What errors call the option that names the files.
         field: As for :func:`peers.data.blocks.blocks_of`.
-        template: The chat template in place of the one beside the tokenizer, see :func:`read_template`.
+        template: The chat template in place of the one next to the tokenizer, see :func:`read_template`.
         special_in_text: As for :class:`data_shards.tokenize.Tokenizer`.
 
     Raises:

@@ -1,7 +1,7 @@
 """Probe the addresses of an invite, before torch is there: is anybody there, is it a peer, and is it that one?
 
-A libp2p listener greets whoever connects, so one TCP connection tells a peer from another service, a closed port from a
-firewall, and how long the way is. Then it is asked who it is.
+A libp2p listener greets anyone who connects, so one TCP connection tells a peer from another service, a closed port
+from a firewall, and how long the way is. Then it is asked who it is.
 """
 
 from __future__ import annotations

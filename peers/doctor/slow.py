@@ -1,7 +1,7 @@
-"""The checks of ``swarm doctor`` that take seconds, beside each other, all of them within a limit of time.
+"""The checks of ``swarm doctor`` that take seconds, at the same time, all of them within a limit.
 
-While torch is imported the addresses of the invite are probed; what asks the run and what computes go on beside
-each other. What does not end in time is said to have not, and left behind: :class:`SlowChecks` is the page to read.
+While torch is imported the addresses of the invite are probed; what asks the run and what computes go on at the
+same time. What does not end in time is said to have not, and left behind: :class:`SlowChecks` is the page to read.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def in_thread(work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """Do work that blocks beside the event loop, on a thread that the process need not wait for at its end."""
+    """Do work that blocks, off the event loop, on a thread that the process need not wait for at its end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -365,7 +365,7 @@ def in_thread(work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         result, failure = None, None
         try:
             result = work(*arguments)
-        except BaseException as error:  # noqa: BLE001 - whoever awaits it gets it
+        except BaseException as error:  # noqa: BLE001 - the one who awaits it gets it
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, result, failure)

@@ -259,7 +259,7 @@ def look_at_place(path: Path) -> PlaceInfo:
     """One place now. A place whose lock cannot be looked at counts as not live."""
     if owner := _owner_elsewhere(path):
         return PlaceInfo(name=path.name, path=path, live=False, state=None, owner=owner)
-    # The lock first: whoever ends between the two looks is then shown as live, with its end beside it.
+    # The lock first: anyone who ends between the two looks is then shown as live, with its end beside it.
     live = _held(path / LOCK_FILE)
     return PlaceInfo(name=path.name, path=path, live=live, state=read_state(path))
 
@@ -272,7 +272,7 @@ def check_nobody_here(home: Path, run: str) -> None:
 
 
 def runs_still(place: PlaceInfo) -> CommandError:
-    """Return the error for a run that is not to be begun beside the peer of this place, which is in it."""
+    """Return the error for a run that is not to be begun alongside the peer of this place, which is in it."""
     swarm, at = command_name(), home_option(place.path.parent)
     return CommandError(f"{place.described} is here, in that run, and runs still",
                         check=f"{swarm} status --peer {place.name}{at}", exit_code=EXIT_USAGE,
@@ -328,7 +328,7 @@ def _credential_file(place: Path, run: str) -> Path:
 
 def _take(path: Path, clock: Clock) -> HeldPlace | None:
     """None when another process has it, or another user. Raises OSError for what is no directory, a link to one
-    included: whoever made the link would choose where the key lies."""
+    included: the one who made the link would choose where the key lies."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.is_symlink():
         raise NotADirectoryError(errno.ENOTDIR, f"{path} is a link")

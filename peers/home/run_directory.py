@@ -54,7 +54,7 @@ class RunDirectory:
 
     @property
     def frozen(self) -> Path:
-        """The weights beside adapters, of a local run: others have them in their home."""
+        """The frozen weights of adapters, of a local run: others have them in their home."""
         return self.root / FROZEN
 
     @property

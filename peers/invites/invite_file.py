@@ -18,8 +18,8 @@ LOOK_EVERY_S = 0.2
 
 
 def write_invite(path: Path, invite: str, *, option: str = "--invite-file") -> Path | None:
-    """Have the file hold this invite, readable by this user alone: whoever has it can join. Returns the directory that
-    was made for it, None for none. Raises ConfigError, which names the ``option``, when it cannot be."""
+    """Have the file hold this invite, readable by this user alone: anyone who has it can join. Returns the directory
+    that was made for it, None for none. Raises ConfigError, which names the ``option``, when it cannot be."""
     made = None if path.parent.is_dir() else path.parent
     try:
         write_named(path, [f"{invite}\n".encode()], mode=0o600)
@@ -58,7 +58,7 @@ def read_invite(path: Path) -> Invite | None:
 
 def check_secret(path: Path, invite: Invite) -> str:
     """Return a warning, "" for none, where others than this user may read the file of an invite. Raises ConfigError
-    where it holds a grant: whoever reads that can join in its place."""
+    where it holds a grant: anyone who reads that can join in its place."""
     try:
         found = path.stat()
     except OSError:
@@ -68,8 +68,8 @@ def check_secret(path: Path, invite: Invite) -> str:
     if invite.granted is not None and invite.granted.seed is not None:
         raise ConfigError("--invite-file", str(path), "a file that this user alone may access",
                           f"Run: chmod 600 {shlex.quote(str(path))}; ask for a new invite if others may have read it.",
-                          why="it holds a key that admits whoever reads it")  # fmt: skip
-    return f"others may access {path}, and whoever reads it can join; chmod 600 {shlex.quote(str(path))}"
+                          why="it holds a key that admits anyone who reads it")  # fmt: skip
+    return f"others may access {path}, and anyone who reads it can join; chmod 600 {shlex.quote(str(path))}"
 
 
 def await_invite(path: Path) -> Invite:

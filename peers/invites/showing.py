@@ -8,7 +8,7 @@ from swarm.network.protocols import Endpoint
 
 
 def show(endpoint: Endpoint, contacts: Contacts) -> None:
-    """Have the endpoint show it to whoever asks; nothing where the invite is to a run that anybody may join. Raises
+    """Have the endpoint show it to anyone who asks; nothing where the invite is to a run that anybody may join. Raises
     ConfigError for an invite that names another peer."""
     if contacts.granted is not None:
         endpoint.introduce(PRESENT, contacts.granted.credential(endpoint.peer))

@@ -28,7 +28,7 @@ def each_wish(wishes: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if len(names) == 1:
         return [wishes]
     if "id" in wishes:
-        raise ConfigError("--id", wishes["id"], "one name in --for beside it", "Give an invite for each peer id.")
+        raise ConfigError("--id", wishes["id"], "one name in --for with it", "Give an invite for each peer id.")
     return [{**wishes, "for": name} for name in names]
 
 
@@ -41,7 +41,7 @@ def check_wishes(wishes: Mapping[str, object]) -> None:
     given = {"--no-vote" if key == "vote" else f"--{key}": value for key, value in wishes.items()}
     if "--countersign" in given:
         if others := sorted(given.keys() - {"--countersign"}):
-            raise ConfigError(others[0], given[others[0]], "none beside --countersign", f"Leave {listed(others)} out.",
+            raise ConfigError(others[0], given[others[0]], "none with --countersign", f"Leave {listed(others)} out.",
                               why="an issuer signs another's invite as it is")  # fmt: skip
         return
     for option in given.keys() & {"--for", "--organisation"}:
@@ -55,7 +55,7 @@ def check_wishes(wishes: Mapping[str, object]) -> None:
         check_peer_id("--id", str(given["--id"]))
     if given and "--for" not in given:
         about = listed(sorted(given))
-        raise ConfigError("--for", None, f"a name beside {about}", f"Where a run admits by invite: {_example()}. "
+        raise ConfigError("--for", None, f"a name with {about}", f"Where a run admits by invite: {_example()}. "
                           f"Where anybody may join, in any role: leave {about} out.")  # fmt: skip
 
 

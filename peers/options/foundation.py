@@ -100,7 +100,7 @@ class Foundation:
         str | None,
         Option(
             metavar="DTYPE", of=_FOUND, manifest="model.lora.base", default="bfloat16",
-            help="Store the weights beside adapters in bfloat16, nf4 (4 bits) or float32.",
+            help="Store the frozen weights of adapters in bfloat16, nf4 (4 bits) or float32.",
         ),
     ] = None  # fmt: skip
     packing: Annotated[

@@ -38,7 +38,7 @@ FOR_TESTS = f"{PREFIX}TEST_"
 _OF_A_SERVICE = re.compile(
     rf"{PREFIX}(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-"""Variables that Kubernetes sets in every container beside a service called ``swarm``."""
+"""Variables that Kubernetes sets in every container next to a service called ``swarm``."""
 
 ModelT = TypeVar("ModelT", PeerOptions, Foundation, Invocation, LocalOptions, RelayOptions)
 
@@ -118,7 +118,7 @@ def check_options(options: PeerOptions, role: Literal["bootstrap", "stage", "tra
         remedy = f"As a trainer: {join} --role trainer --eval {shlex.quote(str(options.eval))}"
         raise ConfigError("--eval", str(options.eval), "only for role trainer", remedy)
     if options.preemption_url is not None and not read_choice(options.preemption).clouds:
-        # Whoever gives it believes that a cloud is watched.
+        # A user who gives it believes that a cloud is watched.
         remedy = f"preemption is {options.preemption}: say which cloud it is, or leave the URL out."
         allowed = "only with preemption aws, gcp, azure or auto"
         raise ConfigError("--preemption-url", options.preemption_url, allowed, remedy)

@@ -102,11 +102,11 @@ def class_of(entry: PeersEntry, compute: str, path: Path) -> PeerClass:
     memory = entry.memory_gib if entry.memory_gib is not None else known.memory_gib if known else None
     if memory is None:
         remedy = f"Add it to {entry.name} in {path}."
-        raise ConfigError("peers.memory_gib", None, "GiB of memory, beside flops", remedy)
+        raise ConfigError("peers.memory_gib", None, "GiB of memory, with flops", remedy)
     if known is not None and entry.host_memory_gib is None:
         remedy = f"Add it to {entry.name} in {path}."
         why = "weights and the optimizer's state lie in the host's memory"
-        raise ConfigError("peers.host_memory_gib", None, "GiB of the host's memory, beside device", remedy, why=why)
+        raise ConfigError("peers.host_memory_gib", None, "GiB of the host's memory, with device", remedy, why=why)
     peak = entry.peak_flops or (getattr(known, compute) if known else None)
     return PeerClass(
         name=entry.name,

@@ -32,7 +32,7 @@ class FileSource:
         system that hangs holds up nothing but this, and the end of the process."""
         words = await asyncio.to_thread(self._look)
         if words == b"":
-            # Whoever makes it may not have come to the words yet.
+            # The one who makes it may not have come to the words yet.
             await self._clock.sleep(self.WORDS_S)
             words = await asyncio.to_thread(self._look) or b""
         return None if words is None else spoken_notice(words, self._clock.wall())

@@ -39,7 +39,7 @@ class BlockwiseInt8:
     what is encoded, so that a chunk gives the same bytes in any group; the last may be shorter. Equal tensors give
     equal bytes on every machine, equal bytes equal tensors.
 
-    What is not finite spoils its block's scale, so that every receiver refuses it, ``check_finite`` or not.
+    A value that is not finite corrupts its block's scale, so that every receiver refuses it, ``check_finite`` or not.
     Cost: some 2 ms of CPU for a million elements to encode, half of it to decode; half a MiB beside the result.
     """
 

@@ -24,8 +24,8 @@ that could name any would have all others run out of the numbers that their ques
 
 
 class RecordEvidence(Message):
-    """What bears out a record that has results, whoever shows it, and in whichever term: the signatures of trainers
-    under their ``rows``, and of replicas under their ``results`` in the part's attempt with that number of
+    """What bears out a record that has results, no matter who shows it, and in whichever term: the signatures of
+    trainers under their ``rows``, and of replicas under their ``results`` in the part's attempt with that number of
     ``attempts`` (``swarm.step.results``)."""
 
     rows: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)] = {}
@@ -187,7 +187,8 @@ def has_to_be_proposed(
     gone: Collection[PeerId],
 ) -> bool:
     """Return whether these promises to follow a term show that the record that is proposed in it, ``vote`` being the
-    two, may have been decided in an earlier one: then its ``leader`` must propose it, and whoever sees them accept it.
+    two, may have been decided in an earlier one: then its ``leader`` must propose it, and anyone who sees them accept
+    it.
 
     Of its own word alone the leader may not make use: another leader can. Nor may it leave out whom it likes: who is
     not ``gone`` here and shows no promise has accepted nothing.

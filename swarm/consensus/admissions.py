@@ -366,7 +366,7 @@ def _carried_out(state: Admissions, order: Order) -> Admissions:
 
 
 def check_due(state: Admissions, step: int, order: Order) -> None:
-    """Raises Refused unless the record of ``step`` can carry the order out, whoever signed it."""
+    """Raises Refused unless the record of ``step`` can carry the order out, no matter who signed it."""
     check_sense(state, step, order)
     if order.verb == "revoke":
         if order.serial in state.void:

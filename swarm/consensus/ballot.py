@@ -115,7 +115,7 @@ class Ballot:
         await asyncio.gather(*self._keeping, return_exceptions=True)
 
     async def _become(self, after: Acceptor) -> None:
-        """Written off the event loop. That goes on when the question is given up, and whoever comes next waits for it:
+        """Written off the event loop. That goes on when the question is given up, and the next one waits for it:
         so the disk never holds less than what somebody was told."""
         if (after.term, after.vote) == (self._acceptor.term, self._acceptor.vote):
             return
@@ -169,7 +169,7 @@ class VoteFile:
 
     def read(self) -> KeptVote | None:
         """Read the file; None for no file and, with a line in the log, for one that is torn, strange or of elsewhere:
-        then nothing is known of what was voted here. What a killed process left half written beside it is taken away.
+        then nothing is known of what was voted here. What a killed process left half written next to it is taken away.
         Never raises."""
         sweep(self._path)
         try:
@@ -198,7 +198,7 @@ class VoteFile:
         write_whole(self._path, [HEADER, hashlib.sha256(body).digest(), self._digest(body), body])
 
     def drop(self) -> None:
-        """Have none: whoever is started here anew knows nothing of what was voted. Blocking. Raises OSError."""
+        """Have none: one that is started here anew knows nothing of what was voted. Blocking. Raises OSError."""
         self._path.unlink(missing_ok=True)
         sync_directory(self._path.parent)
 

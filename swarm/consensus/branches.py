@@ -6,7 +6,7 @@
                        then all after it counts as well, for it was decided by the roster that the candidate names
     given up           they accepted another, or had decided another: the lineage is rewound
 
-A provisional record is no vote. It is kept beside the acceptor of its step, which promises and accepts as any other;
+A provisional record is no vote. It is kept next to the acceptor of its step, which promises and accepts as any other;
 so at most one lineage is ever confirmed, by the same argument by which a step has one record. A leader that Paxos
 leaves free proposes the candidate for which most was done. Pure but for :class:`Fork`'s own state.
 """
@@ -129,7 +129,7 @@ class Fork:
         """Return the record that a majority decided in this step: None when it is our candidate, which is confirmed by
         that; else the record that it is. Raises Refused for what is not known here or not decided."""
         if digest == self.candidate.record.hash():
-            # Others than the voters may have signed it as well, and whoever tells us may have added what he likes.
+            # Others than the voters may have signed it as well, and the one who tells us may have added what he likes.
             votes = valid_acceptances(self.candidate.record, self.voters, acceptances, self.verify, term)
             proof = Confirmation.of(term, votes)
             self.check(proof)

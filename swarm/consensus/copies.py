@@ -28,8 +28,8 @@ MAX_COPIES = 4
 def copy_holders(roster: Roster, part: PartName, copies: int) -> tuple[PeerId, ...]:
     """Up to ``copies`` peers that hold another part or none: as many as there are, of private ends only such as host no
     stage. Whose own part can spare it comes first, since it could be moved to this one; a part that nobody in the
-    roster holds has no copies. No peer keeps one that was started beside one that holds the part or another copy; and
-    none on the machine of one that holds it, by its mark, where there is another for it.
+    roster holds has no copies. No peer keeps one that was started alongside one that holds the part or another copy;
+    and none on the machine of one that holds it, by its mark, where there is another for it.
 
     The same everywhere. When one peer leaves or joins, few others change (rendezvous hashing). Cost: one hash for each
     peer and part, once a roster.

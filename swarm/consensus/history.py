@@ -269,7 +269,7 @@ class HistoryLine:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from error
-        # Every value was checked just now, and the record's hash must not see what lies beside it.
+        # Every value was checked just now, and the record's hash must not see what lies next to it.
         record = CloseRecord.model_construct(
             written.model_fields_set - {"decision"},
             **{name: getattr(written, name) for name in CloseRecord.model_fields},
@@ -353,14 +353,14 @@ class HistoryWriter:
 
 
 def set_aside(path: Path) -> Path:
-    """Keep a history under the next number beside it. Raises OSError."""
+    """Keep a history under the next number next to it. Raises OSError."""
     kept = path.with_name(f"{path.stem}-{max(map(_number, earlier(path)), default=0) + 1}{path.suffix}")
     os.rename(path, kept)
     return kept
 
 
 def earlier(path: Path) -> list[Path]:
-    """The numbered files beside a history: what was in it before, the oldest first."""
+    """The numbered files next to a history: what was in it before, the oldest first."""
     found = [file for file in path.parent.glob(f"{path.stem}-*{path.suffix}") if _number(file)]
     return sorted(found, key=_number)
 

@@ -14,7 +14,7 @@ from swarm.schema import ID_TAIL
 
 
 def tail(peer: str) -> str:
-    """Return the end of an id, by which peers name those beside them."""
+    """Return the end of an id, by which peers name those next to them."""
     return peer[-ID_TAIL:]
 
 
@@ -22,7 +22,7 @@ def machines_of(said: Mapping[PeerId, Collection[str]]) -> Mapping[PeerId, PeerI
     """Return by peer the first, by id, of those on its machine, itself included.
 
     Args:
-        said: By peer the tails of those that it says are beside it.
+        said: By peer the tails of those that it says are next to it.
     """
     by_tail = {tail(peer): peer for peer in said}
 

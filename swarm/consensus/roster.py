@@ -107,7 +107,7 @@ class Roster:
     def entitled(self) -> tuple[PeerId, ...]:
         """The members that may vote, in the roster's order: of a machine the first, since they die together.
 
-        Where that one's process dies alone, its machine has no vote until the next record. Another one beside it must
+        Where that one's process dies alone, its machine has no vote until the next record. Another one next to it must
         not stand in: that it is dead is no fact of the roster, peers would count by different voters, and a machine
         whose first peer is only cut off would vote twice.
         """
@@ -119,7 +119,7 @@ class Roster:
 
     @cached_property
     def machines(self) -> Mapping[PeerId, PeerId]:
-        """By peer which one stands for its machine: itself, unless it was started beside others."""
+        """By peer which one stands for its machine: itself, unless it was started alongside others."""
         return machines_of({PeerId(member.peer): member.beside for member in self.members})
 
     @cached_property

@@ -20,7 +20,7 @@ class Event:
 
     @staticmethod
     def kinds() -> dict[str, type[Event]]:
-        """All event classes by kind, for whoever reads events back."""
+        """All event classes by kind, for anyone who reads events back."""
         return dict(Event._kinds)
 
     @property

@@ -58,7 +58,7 @@ class HopDiffers(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JourneySetAside(Event):
-    """A trainer gave a microbatch up for good: it cannot be computed, whoever tries."""
+    """A trainer gave a microbatch up for good: it cannot be computed, no matter who tries."""
 
     step: int
     microbatch: MicrobatchId

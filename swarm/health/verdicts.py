@@ -109,7 +109,7 @@ class WatchedRoster:
         gone: Those that do not answer, with the reason.
         unanswered: The error of the last question to each of these, where that is the reason.
         rumours: What others said of a loss that is not confirmed here yet.
-        farewells: Those that said themselves that they leave, with the life that did, where that is known.
+        departures: Those that said themselves that they leave, with the life that did, where that is known.
         expelled: Those that must go, with the reason: what they answer does not count.
         told: Those of the gone of whom this peer told all, or that told it themselves.
     """
@@ -119,7 +119,7 @@ class WatchedRoster:
         self.gone: dict[PeerId, str] = {}
         self.unanswered: dict[PeerId, PeerError] = {}
         self.rumours: dict[PeerId, str] = {}
-        self.farewells: dict[PeerId, int | None] = {}
+        self.departures: dict[PeerId, int | None] = {}
         self.expelled: dict[PeerId, str] = {}
         self.told: set[PeerId] = set()
         self._lives: dict[PeerId, int] = {}
@@ -139,7 +139,7 @@ class WatchedRoster:
         left = (before - set(peers)) | (before & anew)
         self.told -= left
         for peer in left:
-            for believed in (self.gone, self.unanswered, self.rumours, self.farewells, self.expelled):
+            for believed in (self.gone, self.unanswered, self.rumours, self.departures, self.expelled):
                 believed.pop(peer, None)
         return left
 

@@ -1,7 +1,7 @@
 """Watch which peers are there. A verdict needs evidence, not a rumour, and is taken back when the peer answers again.
 
 :class:`~swarm.health.verdicts.Health` decides; :class:`HealthWatch` asks. Every peer asks the next few peers of a ring
-over the roster once a second (cost O(k) questions a second, whatever the size), and whoever a failed call made it
+over the roster once a second (cost O(k) questions a second, whatever the size), and any peer that a failed call made it
 suspect at once and quickly.
 Those that are gone are asked too, and the next of the ring in their place: who is cut off finds out from how many.
 A loss is told to all by those that watch the lost one, and everybody who is told asks for himself before he believes
@@ -41,7 +41,7 @@ PING_EVERY_S = 1.0
 PING_TIMEOUT_S = 1.5
 PROBE_EVERY_S = 0.25
 CHECK_S = 8.0
-"""How long whoever needs to know at once waits for it: what it takes to lose who has fallen silent, and to tell the
+"""How long one that needs to know at once waits for it: what it takes to lose who has fallen silent, and to tell the
 others. Who sends and does not answer is asked for longer; meanwhile it is doubted."""
 TWIN_S = 1.5
 """How long a living twin is listened for: it asks whom it watches every second."""
@@ -138,7 +138,7 @@ class HealthWatch:
     @property
     def left(self) -> Collection[PeerId]:
         """Peers that said themselves that they leave."""
-        return self._roster.farewells.keys()
+        return self._roster.departures.keys()
 
     @property
     def doubted(self) -> Collection[PeerId]:
@@ -284,8 +284,8 @@ class HealthWatch:
             await self._clock.sleep(max(0.0, PROBE_EVERY_S - (self._clock.monotonic() - began)))
 
     async def _heard(self, peer: PeerId, standing: HeartbeatReply) -> None:
-        if self._roster.farewells.get(peer) == standing.incarnation or peer in self._roster.expelled:
-            return  # it answered before its farewell, or while it closes
+        if self._roster.departures.get(peer) == standing.incarnation or peer in self._roster.expelled:
+            return  # it answered before it left, or while it closes
         verdict = self._health.answered(peer, standing, self._clock.monotonic(), judged=self._listener.standing()[1])
         rumour = self._roster.rumours.pop(peer, None)
         if verdict is None and not standing.member and self._listener.standing()[1]:
@@ -403,11 +403,11 @@ class HealthWatch:
         return Empty()
 
     def _take_leave(self, peer: PeerId, body: Lost) -> None:
-        """It says farewell. Another process with its identity, which gave up, takes nobody out of the roster."""
+        """It leaves. Another process with its identity, which gave up, takes nobody out of the roster."""
         member = self._roster.life(peer) or self._health.life(peer)
         if member and body.incarnation not in (0, member):
             return
-        self._roster.farewells[peer] = body.incarnation or member
+        self._roster.departures[peer] = body.incarnation or member
         if peer not in self._roster.gone:
             self._roster.gone[peer] = body.reason
             self._roster.told.add(peer)  # by itself

@@ -1,4 +1,4 @@
-"""Which caller may call which method, in a run that not everybody may join. One table, and nothing beside it. Pure."""
+"""Which caller may call which method, in a run that not everybody may join. One table, and nothing besides it. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CallerAccess(IntEnum):
 
 
 METHODS: Mapping[str, CallerAccess] = {
-    # What whoever knows the run's id may ask, which is no more than a run's settings (see ManifestService).
+    # What anyone who knows the run's id may ask, which is no more than a run's settings (see ManifestService).
     "manifest/1/get": CallerAccess.STRANGER,
     "reach/1/dialback": CallerAccess.STRANGER,
     "admit/1/present": CallerAccess.STRANGER,

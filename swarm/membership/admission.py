@@ -112,7 +112,7 @@ class AdmissionService:
 
 
 def open_gate(manifest: Manifest, endpoint: Endpoint, credential: Credential | None) -> AdmissionService | None:
-    """Close the gate of this endpoint, and have it show ``credential`` to whoever asks for one; None, with all open,
+    """Close the gate of this endpoint, and have it show ``credential`` to anyone who asks for one; None, with all open,
     for a run that anybody may join. Raises ConfigError for a run that names no issuer."""
     rules = AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes)
     if not rules.closed:

@@ -21,7 +21,7 @@ RECORD_RENEWAL_S = 20.0
 WAITING_RENEWAL_S = 5.0
 """Before the run has started others look for us often."""
 GONE_TTL_S = 10.0
-FAREWELL_S = 1.0
+LEAVE_S = 1.0
 
 
 def only_calls(settings: MemberSettings, addresses: Sequence[str]) -> bool:
@@ -88,8 +88,8 @@ class Announcer:
             raise RunEnded(none + next(iter(unfit.values())), Ending.MISUSED, remedy=MORE_MEMORY)
 
     async def gone(self) -> None:
-        """Tell the directory that we have left. A courtesy: takes at most FAREWELL_S and never fails."""
+        """Tell the directory that we have left. A courtesy: takes at most LEAVE_S and never fails."""
         record = self.record().model_copy(update={"status": "gone"})
         with contextlib.suppress(PeerError, TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
+            async with asyncio.timeout(LEAVE_S):
                 await self._directory.announce(record, ttl_s=GONE_TTL_S)

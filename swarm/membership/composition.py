@@ -134,13 +134,13 @@ def _chain(run: RunContext) -> RunChain:
     checkpoints, joining = Checkpoints(run), Joining(run, member, following.prepare)
     entering = Entering(run, first, found, holding, following, joining)
     returning = Returning(run, checkpoints, following, member, joining)
-    parting, leaving = ExitBarrier(), Leaving(run, observers.observers, announcer, handover)
+    barrier, leaving = ExitBarrier(), Leaving(run, observers.observers, announcer, handover)
     last = LastHolder(run, holding, observers.observers)
     watch_leader = LeaderWatch(endpoint.peer, run.position, lead, watch, clock, run.question_s)
-    steps = StepLoop(member, _closing(run, lead, checkpoints), parting, holding.feed(), entering.again, watch_leader)
+    steps = StepLoop(member, _closing(run, lead, checkpoints), barrier, holding.feed(), entering.again, watch_leader)
 
     services: tuple[Service, ...] = (
-        watch, member, lead, leader, allreduce, parting, given_by_role(donor, gate), given_by_role(observers, gate),
+        watch, member, lead, leader, allreduce, barrier, given_by_role(donor, gate), given_by_role(observers, gate),
         handover, ArrivalService(member, around.device, holding), _rescue(run, member, holding, copies, average),
         *mixing.services, *run.keeper.services(),
     )  # fmt: skip
@@ -232,7 +232,7 @@ def _closing(run: RunContext, lead: LeadService, checkpoints: Checkpoints) -> Cl
         calls=run.calls,
         history=run.history,
         events=run.around.events,
-        desk=lead,
+        lead=lead,
         liveness=run.around.watch,
         clock=run.around.clock,
         timeout_s=run.deadline.seconds,

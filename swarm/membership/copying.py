@@ -97,7 +97,7 @@ class Copying:
 
     async def decided(self, decision: Decision) -> None:
         """A record was decided here. What this peer shall keep may be something else from now on; the change itself is
-        made beside this."""
+        made next to this."""
         record = decision.record
         for copy in list(self._kept.values()) if record.void else ():
             await copy.finish(record)  # first: a copy that is behind what is known here is dropped
@@ -190,7 +190,7 @@ class Copying:
 
 
 class Host:
-    """Runs the work of copies, piece after piece, beside the loop and the device: no microbatch waits for it."""
+    """Runs the work of copies, piece after piece, off the event loop and the device: no microbatch waits for it."""
 
     def __init__(self) -> None:
         self._line = asyncio.Lock()

@@ -133,7 +133,7 @@ class Entering:
         await self._around.be_reachable(self._at.roster.peers)  # now there is somebody to ask
 
     async def _be_reached(self) -> None:
-        """Before anybody counts on us. Whoever is in the directory may relay for us."""
+        """Before anybody counts on us. Anyone who is in the directory may relay for us."""
         if await self._around.be_reachable((self._run.contact,)):
             records: dict[PeerId, PeerRecord] = {}
             with contextlib.suppress(PeerError):

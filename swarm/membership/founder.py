@@ -273,7 +273,7 @@ class Founder:
         ]
 
     async def _connected(self) -> Set[PeerId]:
-        """Whoever has a connection with us, so that calling it back reaches nobody who did not ask for it."""
+        """Those who have a connection with us, so that calling it back reaches nobody who did not ask for it."""
         endpoint = self._around.endpoint
         try:
             return set(await endpoint.links()) if isinstance(endpoint, _Linked) else set()
@@ -323,7 +323,7 @@ class WaitingRoom:
         """Return whom to call: those who answered before, as many as there are places, and a few others of roles that
         lack some; first who is ``connected`` with us already, so that it called us, then by chance, all alike.
 
-        ``waiting`` is whoever announces itself; all else is forgotten about the rest.
+        ``waiting`` are those who announce themselves; all else is forgotten about the rest.
         """
         self._came = {peer: since for peer, since in self._came.items() if peer in waiting}
         self._silent = {peer: until for peer, until in self._silent.items() if peer in waiting and until > now}

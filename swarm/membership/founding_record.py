@@ -226,9 +226,9 @@ async def announce(calls: StepCalls, decision: Decide, roster: Roster, timeout_s
     """Tell everybody what was decided.
 
     A member that accepted and then cannot be told, or was started anew and says no, is not waited for: the record is
-    decided all the same, and the health watch deals with the member. Our own decision comes last, so that whoever sees
-    it knows all were told; a close here that takes longer than an answer may goes on, and who waits for the next step
-    hears of its end. Raises OutOfSync, when all were told, when we say no ourselves.
+    decided all the same, and the health watch deals with the member. Our own decision comes last, so that anyone who
+    sees it knows all were told; a close here that takes longer than an answer may goes on, and who waits for the next
+    step hears of its end. Raises OutOfSync, when all were told, when we say no ourselves.
     """
     others = [peer for peer in roster.peers if peer != calls.me]
     await asyncio.gather(*(_tell(calls, peer, decision, timeout_s) for peer in others))

@@ -96,7 +96,8 @@ class RoleManager:
                 await asyncio.gather(working, return_exceptions=True)
 
     def activity(self, rounds: Rounds) -> PipelineActivity:
-        """Return what is done for microbatches now, and whether one of the ``rounds`` of the part goes on beside it."""
+        """Return what is done for microbatches now, and whether one of the ``rounds`` of the part goes on in the
+        background."""
         doing = PipelineActivity() if self._role is None else self._role.service.activity()
         return replace(doing, averaging=rounds.held_bytes > 0)
 
@@ -106,7 +107,7 @@ class RoleManager:
         return min(MAX_PACE_US, round(role.service.activity().compute_s * 1e6)) if isinstance(role, StageRole) else 0
 
     def feed(self) -> Feed | None:
-        """A trainer's work for one step, told to whoever leads it; None for a peer that does not train with data."""
+        """A trainer's work for one step, told to its leader; None for a peer that does not train with data."""
         if self._settings.role != "trainer":
             return None
 

@@ -299,7 +299,7 @@ class Joining:
         await observer.close()
 
     async def _next(self, observer: Observer) -> CloseRecord:
-        """The next step's record, in which we ask to be named: again and again, for whoever leads the step may change,
+        """The next step's record, in which we ask to be named: again and again, for the step's leader may change,
         and a step that is given up takes in whom it refused before."""
         await self._ask(observer.head)
         asking = asyncio.create_task(self._keep_asking(observer.head))

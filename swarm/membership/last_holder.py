@@ -25,7 +25,7 @@ KEEP_S = 20.0
 """How long a peer writes what it has when the run cannot go on; those that are to be gone sooner are ended."""
 NO_TIME = "there was no time to write it to this disk"
 WRITING_SHARE = 0.5
-"""Of the time, from its beginning: so long whoever else has the state is relied on only once it is on this disk."""
+"""Of the time, from its beginning: so long another one that has the state is relied on only once it is on this disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Leaving:
 
     def ask(self, reason: str, ending: Ending, within_s: float | None = None, bound: str = "") -> str:
         """Leave as soon as the run can do without. Returns what happens now, in words. Idempotent;
-        whoever else asks is told so. ``within_s`` seconds from now this peer is ended all the same; None: never;
+        any other that asks is told so. ``within_s`` seconds from now this peer is ended all the same; None: never;
         ``bound`` says so in words."""
         if not self._exit.asked:
             self._exit.ending, self._exit.told_at = ending, self._clock.monotonic()

@@ -28,7 +28,7 @@ COPIES_S = 10.0
 """How long after the last close is done with here the writing of another's part may begin."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
-"""A work that goes on beside the steps, until cancelled."""
+"""A work that goes on during the steps, until cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

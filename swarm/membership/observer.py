@@ -122,8 +122,9 @@ class Observer:
         self._part = part
 
     def go_on(self, head: CloseRecord, part: PartState | None) -> None:
-        """Follow from ``head``, which was observed before and whose result ``part`` holds: whoever of the donors keeps
-        updates for us since then leads on, without being asked to begin. When nobody does, :meth:`follow` says so."""
+        """Follow from ``head``, which was observed before and whose result ``part`` holds: those of the donors that
+        keep updates for us since then lead on, without being asked to begin. When nobody does, :meth:`follow` says
+        so."""
         self._head, self._part = head, part
         self._update_sources.set(self._candidates[:MAX_ASKED])
 
@@ -132,8 +133,8 @@ class Observer:
         await self._update_sources.leave()
 
     async def follow(self) -> CloseRecord:
-        """Take the next step's decision, waiting for it as long as it takes, and bring our part to it; whoever dies,
-        falls silent or lies meanwhile, another goes on in his place.
+        """Take the next step's decision, waiting for it as long as it takes, and bring our part to it, no matter who
+        dies, falls silent or lies meanwhile, another goes on in his place.
 
         Raises, when nobody is left, the last one's PeerError (WrongStep: we fell too far behind, start again;
         DeadlineMissed: it fell silent; Violation: a record that does not follow, or an update of the wrong size), or
@@ -191,7 +192,7 @@ class Observer:
     async def _bring_ahead(self, guide: PeerId) -> torch.Tensor | None:
         part, step = self._part, self.head.step + 1
         if part is None:
-            raise StateError("whoever holds nothing needs no update")
+            raise StateError("a peer that holds nothing needs no update")
         size = update_bytes(part, step)
         _, payload = await self._asked(guide, AHEAD, AheadRequest(part=part.spec.name, step=step), size)
         return update_in(payload, size, guide) if payload else None

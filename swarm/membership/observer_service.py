@@ -68,10 +68,10 @@ class _Averaged:
 
 class ObserverService:
     """Serves ``observers`` from what this member decides. ``publish`` it every decision, and :meth:`copied` every step
-    of a part that is copied here. ``standing`` is told to whoever asks where the run stands; its argument is the newest
-    step that was published, None before the genesis. ``frozen`` parts, each with so many numbers, can be had of any
-    member; ``returns`` are the decisions with which the run went back to a checkpoint, as far as this process saw them.
-    It knows no roles: who may learn nothing of a part is refused by what it is mounted in
+    of a part that is copied here. ``standing`` is told to anyone who asks where the run stands; its argument is the
+    newest step that was published, None before the genesis. ``frozen`` parts, each with so many numbers, can be had of
+    any member; ``returns`` are the decisions with which the run went back to a checkpoint, as far as this process saw
+    them. It knows no roles: who may learn nothing of a part is refused by what it is mounted in
     (:func:`~swarm.membership.by_role.given_by_role`).
     """
 

@@ -121,7 +121,7 @@ PATIENCE_S = 10.0
 """How long one question may take. A step may take longer: then it is asked again. So may the update of a large part
 over a thin link: then it is given twice the time."""
 LONGEST_PATIENCE_S = 64 * PATIENCE_S
-"""No update is given longer: whoever needs that for one step's update will never keep up with the run."""
+"""No update is given longer: anyone who needs that for one step's update will never keep up with the run."""
 MAX_IDLE = 2
 """So often an update is given twice the time though it does not come at a pace that would bring it in the longest: it
 may have been closed just now, or wait behind other tensors."""

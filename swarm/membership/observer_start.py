@@ -76,7 +76,7 @@ async def begin(start: ObserverStart, candidates: Sequence[PeerId]) -> tuple[Dec
 
 
 async def _begin_without(start: ObserverStart, candidates: Sequence[PeerId]) -> tuple[Decision, tuple[PeerId, ...]]:
-    """For a peer that will hold nothing: one after the other, and whoever is left may stand in."""
+    """For a peer that will hold nothing: one after the other, and those left may stand in."""
     failures: list[PeerError] = []
     for index, peer in enumerate(candidates):
         try:

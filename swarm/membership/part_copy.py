@@ -2,9 +2,9 @@
 
 It is an observer of them (``swarm.membership.observer_service``) that never asks to be let in. No replica waits for it:
 its state comes at a limited rate, from donors that nobody else downloads from just now, and its updates are computed
-beside the loop and the device, on the host. The update, 4 bytes a parameter, is asked for as soon as the replicas have
-agreed on it: it is here by the time the step is decided, or soon after, and needs none of them from then on. Until the
-copy has taken it the step cannot be had from it.
+off the event loop and the device, on the host. The update, 4 bytes a parameter, is asked for as soon as the replicas
+have agreed on it: it is here by the time the step is decided, or soon after, and needs none of them from then on. Until
+the copy has taken it the step cannot be had from it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class PartCopy:
 
     @property
     def state(self) -> PartState | None:
-        """Return what it holds. It moves on with the run, until whoever runs it stops."""
+        """Return what it holds. It moves on with the run, until the one who runs it stops."""
         return self._state if self._record is not None else None
 
     def tensors(self) -> list[torch.Tensor]:

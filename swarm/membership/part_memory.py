@@ -78,7 +78,7 @@ def check_memory(around: MemoryContext, name: PartName) -> None:
 
 
 def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> dict[MemoryKind, int]:
-    """Return what training a part takes in this run beside its activations, at most, by kind; see
+    """Return what training a part takes in this run besides its activations, at most, by kind; see
     :func:`~swarm.planning.costs.bytes_by_kind`."""
     model, local = manifest.model, manifest.averaging.mode == "local"
     vectors, exact = len(update_of(manifest).vectors), manifest.run.reproducible

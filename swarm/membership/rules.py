@@ -29,7 +29,7 @@ from swarm.step.rules import StepRules
 
 MOST_LOSS = 16.0
 """So many times the logarithm of the vocabulary, which is an untrained model's loss, no microbatch has. A model that a
-replica's sums spoil step after step comes to some four times as much, and may get well: its trainers are honest."""
+replica corrupts step after step comes to some four times as much, and may get well: its trainers are honest."""
 
 FAR = 2.0
 """How much farther than a learning rate a step of AdamW may move an element, with its weight decay."""
@@ -60,7 +60,7 @@ def reach_of(manifest: Manifest) -> float:
     """Return how far the weights of an honest replica can be from where all began, L2 norm, when it trains apart: AdamW
     moves an element by little more than the learning rate, as does Muon on the average, and one replica may take every
     microbatch of a step. With fragments, those of one fragment, which has its turn after so many steps; and what a
-    replica keeps beside the anchor adds up."""
+    replica keeps next to the anchor adds up."""
     optimizer, local = manifest.optimizer, manifest.averaging.local
     elements = _largest_share(manifest) * model_parameter_count(manifest.model)
     steps = manifest.averaging.inner_steps * manifest.run.start_when.stage_hosts * local.fragments / local.mixing_weight

@@ -1,4 +1,4 @@
-"""What a membership asks of whoever keeps its run on this machine's disk."""
+"""What a membership asks of the keeper of its run on this machine's disk."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class PeerStatus:
         """It was asked to leave; ``again``: it was leaving already. See :class:`~swarm.events.Draining`."""
         self.phase = "draining"
         self.events.emit(Draining(reason=reason, again=again, bound=bound))
-        if self.no_majority:  # whoever asks now has to see what that waits for, however often it was said before
+        if self.no_majority:  # anyone who asks now has to see what that waits for, however often it was said before
             self.waiting_for = ""
             self.wait_for(self.no_majority)
 

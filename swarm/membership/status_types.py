@@ -1,4 +1,4 @@
-"""The terms in which a member says where it stands. Plain data, for whoever shows it: imports nothing of ours."""
+"""The terms in which a member says where it stands. Plain data, for anyone who shows it: imports nothing of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each member says about itself to whoever looks at the swarm: the service ``vitals/1``.
+"""What each member says about itself to anyone who looks at the swarm: the service ``vitals/1``.
 
 Claims, for people: nothing is decided by them. What counts is in the close records. They name no address, and cost the
 member that is asked some microseconds and one question to its daemon a second, however many ask.
@@ -29,7 +29,7 @@ MAX_ASKED_AT_ONCE = 32
 LOOK_S = 3.0
 """How long one look at all members may take: who has not answered by then is not waited for."""
 FRESH_S = 0.9
-"""What was said so long ago at most is said again to whoever asks next."""
+"""What was said so long ago at most is said again to anyone who asks next."""
 
 Words = Annotated[str, StringConstraints(max_length=MAX_REASON)]
 Seconds = Annotated[float, Field(ge=0, le=1e10)]

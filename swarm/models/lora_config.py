@@ -17,8 +17,8 @@ TargetField = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.]{1,200}$"
 class LoraConfig(Section):
     """Low-rank adapters (Hu et al., arXiv 2106.09685): y = W·x + alpha/rank · B·(A·x), of which A and B are trained.
 
-    ``nf4`` is that of Dettmers et al., arXiv 2305.14314, §3. Frozen weights never change, so whoever has them needs no
-    others. ``dropout`` is left out of what is written where it is 0, so that manifests without it keep their id.
+    ``nf4`` is that of Dettmers et al., arXiv 2305.14314, §3. Frozen weights never change, so anyone who has them needs
+    no others. ``dropout`` is left out of what is written where it is 0, so that manifests without it keep their id.
     """
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 16

@@ -100,7 +100,7 @@ def decode_line(text: bytes) -> Recorded:
     try:
         line = json.loads(text)
         wall, monotonic, dropped = float(line["t"]), float(line["m"]), int(line.get("dropped", 0))
-        # Interned: the same few names come with every line, and whoever folds events keeps them.
+        # Interned: the same few names come with every line, and anyone who folds events keeps them.
         peer, kind = PeerId(sys.intern(str(line["peer"]))), str(line["kind"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Recorded(0.0, 0.0, PeerId(""), RawEvent(UNREADABLE, {"text": text.decode(errors="replace")}))

@@ -20,8 +20,8 @@ from swarm.ids import PeerId
 MAX_BYTES = 64 << 20
 """A file of this size is put aside, as the older of two, and another begun: a peer of weeks takes twice as much."""
 CARRIED = ("RunFound",)
-"""Kinds of which the last event is written again at the beginning of the next file: whoever reads that one only needs
-them."""
+"""Kinds of which the last event is written again at the beginning of the next file: anyone who reads that one only
+needs them."""
 
 ENVELOPE = ("t", "m", "peer", "kind", "dropped")
 """Keys of a line that are not the event's own: wall and monotonic seconds, who wrote it, what it is, and (only when it

@@ -82,9 +82,9 @@ class LibP2PEndpoint:
 
     def __init__(self, config: EndpointConfig, identity: StoredIdentity, clock: Clock) -> None:
         self._config, self._identity, self._clock = config, identity, clock
-        self._desk = Dispatcher(config.limits)
+        self._dispatcher = Dispatcher(config.limits)
         self._hints = Hints(identity.peer)
-        self._incoming = StreamServer(self._desk, clock, ByteMeter(config.rates, identity.peer), PUBLIC_PROTOCOL)
+        self._incoming = StreamServer(self._dispatcher, clock, ByteMeter(config.rates, identity.peer), PUBLIC_PROTOCOL)
         self._incoming.known = lambda peer: peer == identity.peer
         self._run: RunId | None = None
         self._directory = EnteredDirectory(lambda: self.addresses)
@@ -232,11 +232,11 @@ class LibP2PEndpoint:
 
     def mount(self, service: Service) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-        self._desk.mount(service)
+        self._dispatcher.mount(service)
 
     def unmount(self, service: Service) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-        self._desk.unmount(service)
+        self._dispatcher.unmount(service)
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. Addresses that cannot be read or name another peer are
@@ -278,7 +278,7 @@ class LibP2PEndpoint:
 
     def allow_calls(self, may: May) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-        self._desk.may = may
+        self._dispatcher.may = may
 
     def introduce(self, rpc: Rpc[RequestT, Any], body: RequestT) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""

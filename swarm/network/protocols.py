@@ -39,7 +39,7 @@ MAX_METHOD_NAME = 80
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[RequestT, ReplyT]):
     """One thing a peer can be asked to do: its name on the wire, ``service/version/verb``, with what is asked and what
-    is answered. A constant beside the messages; :meth:`handled` binds it to whoever answers."""
+    is answered. A constant next to the messages; :meth:`handled` binds it to anyone who answers."""
 
     name: str
     request: type[RequestT]
@@ -181,7 +181,7 @@ class Endpoint(Protocol):
         until the first time everybody may. Calls that were let in go on. See :data:`May` for what it is asked."""
 
     def introduce(self, rpc: Rpc[RequestT, Any], body: RequestT) -> None:
-        """Say this from now on to whoever answers a call with Unadmitted, which is then made once more."""
+        """Say this from now on to the one who answers a call with Unadmitted, which is then made once more."""
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Remember where a peer may be dialled. Costs nothing until a call needs it."""

@@ -1,7 +1,7 @@
 """Bound how far one step may go: each part's mean by itself first, then the whole model's by one factor; and what one
 microbatch may bring to it. Pure.
 
-One factor for all (Pascanu et al., arXiv 1211.5063) lets whoever spoils the mean of one part stop all others: a norm of
+One factor for all (Pascanu et al., arXiv 1211.5063) lets one corrupt mean of a part stop all others: a norm of
 1e30 there scales everybody else's gradient to nothing. So a part whose norm is far above what is usual among the parts
 of the same step is capped before the norms are added up. What is usual is taken from the step itself, and from nothing
 that a peer would have to remember: all who know the parts' norms, as a joiner does, find the same, in the first step

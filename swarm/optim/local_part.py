@@ -6,8 +6,8 @@ the weights at once: nothing can be taken out again, and what a replica did is l
 
 With fragments a step's close averages one of them (:mod:`swarm.optim.outer`), and a replica goes on from its own
 weights in all others. Anchor and momentum are the same at all replicas; weights are each one's own until their fragment
-has its turn. Whoever gets a state from others, and everybody after a step that was given up, begins at the anchor with
-all of them: what made a mean infinite stays in nobody's weights.
+has its turn. Anyone who gets a state from others, and everybody after a step that was given up, begins at the anchor
+with all of them: what made a mean infinite stays in nobody's weights.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class LocalRules:
 
 
 class LocalPart(TrainedPart):
-    """``replicas`` says how many share the batch; whoever opens a step sets it. ``leg_over`` is called, on the device
-    thread, after each leg.
+    """``replicas`` says how many share the batch; the one who opens a step sets it. ``leg_over`` is called, on the
+    device thread, after each leg.
 
     Memory per parameter: 12 bytes of state and 12 of its own weights and moments, 4 of accumulator, and 12 more while
     a step of either optimizer is taken. Its moments stay with it from step to step and are nobody else's: a replica

@@ -1,4 +1,4 @@
-"""What a peer does for microbatches, as told to whoever looks at the swarm; nothing is decided by it."""
+"""What a peer does for microbatches, as told to anyone who looks at the swarm; nothing is decided by it."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 the device that computes with it.
 
 On a CUDA device the bytes go through page-locked memory, and decoding, encoding and the look for Inf and NaN are the
-device's work: a host that does them takes several times as long as a large stage's forward and backward. Whoever waits
-for them waits on the calling thread's stream alone, so that what another thread asked for goes on beside
-(:meth:`~swarm.device.Device.run_phases`). Every device gives the same bytes.
+device's work: a host that does them takes several times as long as a large stage's forward and backward. The thread
+that waits for them waits on the calling thread's stream alone, so that what another thread asked for goes on in the
+background (:meth:`~swarm.device.Device.run_phases`). Every device gives the same bytes.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class BoundarySpecs:
     def leave(self, tensor: Tensor, context: EncodeContext, what: str, ready: Mark) -> memoryview:
         """Return the payload of an activation, or of its gradient.
 
-        Raises Violation for what is not finite: whoever gets it would refuse it, and blame us. From CUDA the payload
+        Raises Violation for what is not finite: anyone who gets it would refuse it, and blame us. From CUDA the payload
         lies in page-locked memory for as long as somebody holds it.
 
         Args:

@@ -409,11 +409,11 @@ def _change(part: OpenPart, work: StepWork, gradients: Gradients, bounds: Bounds
     except Exception as error:
         if is_out_of_memory(error) and (work in part.accumulated(work.step)) is held:
             raise
-        raise BugError(f"the step's sum is spoilt: {type(error).__name__}: {error}") from error
+        raise BugError(f"the step's sum is corrupt: {type(error).__name__}: {error}") from error
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------
-# How much of a step's sum one microbatch can be, whoever computed what of it.
+# How much of a step's sum one microbatch can be, no matter who computed what of it.
 
 
 LOUD, LOUD_ONES, LOUD_STEPS = 16.0, 3, 8
@@ -423,9 +423,9 @@ LOUD, LOUD_ONES, LOUD_STEPS = 16.0, 3, 8
 
 class Bounds:
     """How long gradients may be, where the manifest bounds them (``optimizer.influence``): all replicas of a part have
-    the same from the record of whose parameters the work is. So a microbatch is scaled alike whoever adds it, takes it
-    out or computes it again. Nothing is bounded before a record says what is usual. Written by the loop, used by the
-    threads that compute."""
+    the same from the record of whose parameters the work is. So a microbatch is scaled alike no matter who adds it,
+    takes it out or computes it again. Nothing is bounded before a record says what is usual. Written by the loop, used
+    by the threads that compute."""
 
     def __init__(self) -> None:
         self._influence = 1.0

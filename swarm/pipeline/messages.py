@@ -1,7 +1,7 @@
 """What travels between trainers and stage replicas. Tensors ride as the payload of the call, not in the body.
 
 ``hop`` is always the stage of the *receiver*; ``route`` names one replica per stage. A higher ``attempt`` supersedes
-a lower one of the same microbatch: whoever knows the higher refuses the lower. ``after`` says which record the step
+a lower one of the same microbatch: anyone who knows the higher refuses the lower. ``after`` says which record the step
 follows: what is under way while its lineage is given up must not be taken for the step of the same number.
 """
 

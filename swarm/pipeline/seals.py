@@ -22,7 +22,7 @@ HASH_BYTES = 32
 NOTHING = bytes(HASH_BYTES)
 """In the place of a hash: nothing was got, or sent."""
 OFF_LOOP_BYTES = 1 << 20
-"""A payload that is larger is hashed beside the event loop, which would else stand still meanwhile."""
+"""A payload that is larger is hashed off the event loop, which would else stand still meanwhile."""
 
 
 class Check(Protocol):

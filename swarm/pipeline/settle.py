@@ -45,7 +45,7 @@ async def settle(part: Settling, step: int, assigned: Assigned) -> None:
 
     What can be done is done before what cannot is reported: Refused names each microbatch and the reason. May be
     repeated, with the same set or another; cancelled at any point it leaves each microbatch wholly in or wholly out.
-    Work of the step that goes on meanwhile is looked at again, but may add more afterwards: whoever takes the sum
+    Work of the step that goes on meanwhile is looked at again, but may add more afterwards: the one who takes the sum
     compares the microbatches in the same piece of work on the device thread, and settles again.
     Cost: one forward and backward for each difference, and its tensors from the neighbours where they were dropped.
     """
@@ -97,7 +97,7 @@ class StageSettling:
     async def held(self, step: int) -> frozenset[StepWork]:
         """See :class:`Settling`."""
         held = await self._context.device.run(self._context.compute.held, step)
-        for work in list(self._computed):  # whoever waited for these was cancelled while the device computed
+        for work in list(self._computed):  # the one who waited for these was cancelled while the device computed
             self._follow_up(work)
         return held
 
@@ -113,7 +113,7 @@ class StageSettling:
             raise WrongStep(f"{work.microbatch} did not come by here in step {work.step}")
         try:
             material = await self._recalls.material(self._errand(state))
-        except Missing:  # whoever it came from may be gone: others of their stages can have it from the trainer
+        except Missing:  # the one it came from may be gone: others of their stages can have it from the trainer
             state.route = await self._living(state.route)
             material = await self._recalls.material(self._errand(state))
 

@@ -124,7 +124,7 @@ def _enough(case: CoverCase, at: int, layers: int, pace: float, trainers: int) -
 
 
 def _sketch(case: CoverCase, at: int, layers: int, counts: Counts, trainers: int) -> PartLayout:
-    """A layout as far as the memory of one part depends on it: whoever has no place yet shares the copies."""
+    """A layout as far as the memory of one part depends on it: those without a place yet share the copies."""
     stages, nobody = case.stages, (0,) * (len(case.classes) - 1)
     places = [(0, *nobody)] * (stages + 1)
     if stages > 1 or at == stages:

@@ -126,7 +126,7 @@ class SimulatedDevice(OnePhase):
         self._resting.discard(work)
         self._line.release()
         if not work.cancelled():
-            work.exception()  # whoever asked has it, or is gone
+            work.exception()  # anyone who asked has it, or is gone
 
     def place(self, part: T) -> T:
         """Return the part with methods that take their time."""

@@ -2,8 +2,8 @@
 
 Nobody computes, and nothing is sent. Who comes, goes and moves is :class:`~swarm.sim.turnover.Turnover`'s affair, with
 the product's own deciders. :class:`Flow` has steps of a fixed length and peers that are alike, for rules of moves to be
-set beside each other: the throughput is that of the stage with the fewest peers, at every moment.
-:class:`PacedFlow` plays a whole simulation: what a step takes is what ``swarm plan`` reckons for whoever is there.
+compared: the throughput is that of the stage with the fewest peers, at every moment.
+:class:`PacedFlow` plays a whole simulation: what a step takes is what ``swarm plan`` reckons for those that are there.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class PacedFlow:
         return step
 
     def _repace(self, step: _OpenStep) -> None:
-        """Whoever is there now sets the pace."""
+        """Those there now set the pace."""
         if any(self._there.there[part] <= 0 for part in self._there.parts):
             step.rate = 0.0
             return

@@ -168,7 +168,8 @@ class JourneysPlay:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Open the next step: each trainer has half of its equal share by rule, the rest is whoever's asks first."""
+        """Open the next step: each trainer has half of its equal share by rule, the rest goes to the one that asks
+        first."""
         self._follow()
         step, target = self._step, self._case.microbatches
         first = target // (2 * len(self._trainers))
@@ -312,7 +313,7 @@ class JourneysPlay:
         send(self._heap, sender, trip.route[trip.hop], size, lambda: self._arrived(trip))
 
     def _elsewhere(self, trip: Trip) -> None:
-        """Its replica is gone: another one takes the hop, on the way back with a forward more, from whoever has what
+        """Its replica is gone: another one takes the hop, on the way back with a forward more, from one that has what
         it needs."""
         chosen = trip.trainer.replicas.choose(trip.hop, (), self._heap.now)
         if chosen is None:

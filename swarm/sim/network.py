@@ -149,13 +149,13 @@ class SimNetwork(Wires):
 class SimEndpoint:
     """Implements :class:`~swarm.network.protocols.Endpoint`. Made by :meth:`SimNetwork.endpoint`.
 
-    ``stopped`` is set while no code of this peer runs: whoever cancels one of its handlers does not wait for it.
+    ``stopped`` is set while no code of this peer runs: the one who cancels one of its handlers does not wait for it.
     ``skew_s`` is how far this peer's wall clock is ahead of everybody's: it shows in the records it announces.
     """
 
     peer: PeerId
     network: SimNetwork
-    desk: Dispatcher
+    dispatcher: Dispatcher
     run: RunId | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -191,15 +191,15 @@ class SimEndpoint:
     def mount(self, service: Service) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
         self._context = contextvars.copy_context()
-        self.desk.mount(service)
+        self.dispatcher.mount(service)
 
     def unmount(self, service: Service) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-        self.desk.unmount(service)
+        self.dispatcher.unmount(service)
 
     def allow_calls(self, may: May) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-        self.desk.may = may
+        self.dispatcher.may = may
 
     def introduce(self, rpc: Rpc[RequestT, Any], body: RequestT) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
@@ -312,7 +312,7 @@ class SimEndpoint:
         work = server._serve(self, admitted, (wire, copy, deadline))
         serving = create(work, context=server._context.copy())
         self._asked[serving] = None
-        release = functools.partial(server.desk.release, self.peer, admitted)
+        release = functools.partial(server.dispatcher.release, self.peer, admitted)
         serving.add_done_callback(lambda _: release(), context=server._context)  # also when it never began
         serving.add_done_callback(self._answered)
         try:
@@ -335,7 +335,7 @@ class SimEndpoint:
     async def _serve(
         self, caller: SimEndpoint, admitted: Admitted, sent: tuple[int, bytearray, float]
     ) -> tuple[bytes, Payload]:
-        """Run a handler as this peer, whoever called."""
+        """Run a handler as this peer, no matter who called."""
         wire, payload, deadline = sent
         try:
             await self._travel(caller, self, wire, admitted.method.rpc.name)
@@ -348,10 +348,10 @@ class SimEndpoint:
             raise await caller._fail(self, error) from error
 
     def _admit(self, caller: PeerId, request: bytes, payload_bytes: int) -> Admitted:
-        """Return what a server does with a request's first frame, as itself, whoever called."""
+        """Return what a server does with a request's first frame, as itself, no matter who called."""
         envelope = unpack_request(request)
         public = envelope.method.startswith((PUBLIC_PREFIX, RELAY_PREFIX))
-        return self.desk.admit(caller, envelope, payload_bytes, public=public)
+        return self.dispatcher.admit(caller, envelope, payload_bytes, public=public)
 
     async def _fail(self, server: SimEndpoint, error: PeerError) -> PeerError:
         content = pack_error(error)

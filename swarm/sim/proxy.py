@@ -1,6 +1,6 @@
 """Described links for real processes: a TCP proxy in front of each peer, announced as the peer's address.
 
-Whoever dials a peer reaches its proxy, which finds out who is calling and lets bytes pass in both directions as
+Anyone who dials a peer reaches its proxy, which finds out who is calling and lets bytes pass in both directions as
 :class:`swarm.sim.links.Traffic` says: late, slowly, not at all, or with a reset. In user space, without privileges.
 
     proxy = LinkProxy(Traffic(links), clock, who)
@@ -63,7 +63,7 @@ class LinkProxy:
         self._change = asyncio.Event()
         self.passed: dict[tuple[str, str], int] = {}
         self.resets = 0
-        self._spoilt: dict[tuple[str, str], int] = {}
+        self._corrupt: dict[tuple[str, str], int] = {}
 
     async def expose(self, name: str, host: str, port: int, *, listen: int = 0) -> int:
         """Stand in front of a peer that listens, now or later, on ``host``:``port``; returns the proxy's own port on
@@ -84,13 +84,13 @@ class LinkProxy:
         self._change.set()
         self._change = asyncio.Event()
 
-    def spoil(self, source: str, target: str, pieces: int = 1) -> None:
+    def corrupt(self, source: str, target: str, pieces: int = 1) -> None:
         """The next pieces in this direction pass with a bit flipped, which an authenticated stream must notice."""
-        self._spoilt[source, target] = self._spoilt.get((source, target), 0) + pieces
+        self._corrupt[source, target] = self._corrupt.get((source, target), 0) + pieces
 
-    def spoils_left(self, source: str, target: str) -> int:
-        """Return how many are still to be spoilt."""
-        return self._spoilt.get((source, target), 0)
+    def corrupt_left(self, source: str, target: str) -> int:
+        """Return how many are still to be corrupted."""
+        return self._corrupt.get((source, target), 0)
 
     async def close(self) -> None:
         """Close every proxy and break every connection. Idempotent."""
@@ -150,10 +150,10 @@ class LinkProxy:
         way.pieces.put_nowait(None)
 
     def _received(self, way: _Way, data: bytes) -> bytes:
-        left = self._spoilt.get((way.source, way.target), 0)
+        left = self._corrupt.get((way.source, way.target), 0)
         if not left:
             return data
-        self._spoilt[way.source, way.target] = left - 1
+        self._corrupt[way.source, way.target] = left - 1
         at = len(data) // 2
         return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 

@@ -1,8 +1,8 @@
 """What ``swarm simulate`` plays, whatever the fidelity, and what comes of it.
 
 A :class:`SimulationCase` is a step's work and the machines that do it, as ``swarm plan`` has them; :class:`StepCosts`
-is what these machines take for it by :mod:`swarm.planning`, whoever is there; a :class:`SimulationResult` is what the
-fidelities have in common, so that they can be set beside each other.
+is what these machines take for it by :mod:`swarm.planning`, no matter who is there; a :class:`SimulationResult` is what
+the fidelities have in common, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SimulationResult:
 
 
 class StepCosts:
-    """What a step takes of whoever is there. Cost: a forecast is found once for each distribution of classes."""
+    """What a step takes of those there. Cost: a forecast is found once for each distribution of classes."""
 
     def __init__(self, case: SimulationCase) -> None:
         self._case = case

@@ -31,8 +31,8 @@ QUEUED_MOST = 3.0
 
 @dataclass(frozen=True, slots=True)
 class SimMachine:
-    """What is at one place, whoever lives there: the number of its class, microbatches a second, how long it downloads
-    a stage when it joins (None: as the case has it), and the stage it asks for, if it does."""
+    """What is at one place, no matter who lives there: the number of its class, microbatches a second, how long it
+    downloads a stage when it joins (None: as the case has it), and the stage it asks for, if it does."""
 
     kind: int = 0
     speed: float = 1.0
@@ -83,7 +83,8 @@ class FlowCase:
         seed: Of peers' names and of the noise in queues.
         trainers: Peers that train, who stay.
         machines: By place; empty: all alike.
-        copies_follow: Whether copies follow the roster whoever moves; else they do under ``ours``, which needs them.
+        copies_follow: Whether copies follow the roster no matter who moves; else they do under ``ours``, which needs
+        them.
     """
 
     places: int

@@ -69,7 +69,7 @@ class Wires:
         self.weights = PayloadWeights()
         self.names: dict[PeerId, str] = {}
         self._held: set[PeerId] = set()
-        self._spoilt: dict[tuple[PeerId, PeerId], int] = {}
+        self._corrupt: dict[tuple[PeerId, PeerId], int] = {}
         self._changed = asyncio.Event()
 
     def cut(self, source: PeerId, target: PeerId) -> None:
@@ -101,21 +101,21 @@ class Wires:
         self._held.discard(peer)
         self._wake()
 
-    def spoil(self, source: PeerId, target: PeerId, messages: int = 1) -> None:
+    def corrupt(self, source: PeerId, target: PeerId, messages: int = 1) -> None:
         """The next payloads in this direction arrive with one bit flipped (the top exponent bit of a float32 in the
         middle), as from a machine with bad memory: the transport itself would notice."""
-        self._spoilt[source, target] = self._spoilt.get((source, target), 0) + messages
+        self._corrupt[source, target] = self._corrupt.get((source, target), 0) + messages
 
-    def spoils_left(self, source: PeerId, target: PeerId) -> int:
-        """Return how many payloads are still to be spoilt."""
-        return self._spoilt.get((source, target), 0)
+    def corrupt_left(self, source: PeerId, target: PeerId) -> int:
+        """Return how many payloads are still to be corrupted."""
+        return self._corrupt.get((source, target), 0)
 
     def received(self, source: PeerId, target: PeerId, payload: Payload) -> bytearray:
         """The receiver's own copy of a payload."""
         copy = bytearray(payload)
-        left = self._spoilt.get((source, target), 0)
+        left = self._corrupt.get((source, target), 0)
         if copy and left:
-            self._spoilt[source, target] = left - 1
+            self._corrupt[source, target] = left - 1
             copy[min(len(copy) - 1, len(copy) // 8 * 4 + 3)] ^= 0x40
         return copy
 

@@ -47,7 +47,7 @@ class Snapshot:
 
     @staticmethod
     def blank(part: PartName, step: int, layout: FlatLayout) -> Snapshot:
-        """A state of zeros, to be filled through its :meth:`buffers` by whoever makes it."""
+        """A state of zeros, to be filled through its :meth:`buffers` by the one who makes it."""
         vectors = tuple(torch.zeros(layout.elements, dtype=torch.float32) for _ in layout.vectors)
         return Snapshot(part=part, step=step, layout=layout, vectors=vectors)
 
@@ -86,7 +86,7 @@ def digest(snapshot: Snapshot) -> str:
 
 CHUNK_BYTES = 1 << 20
 """Part of what a digest means: another size gives another digest. Small enough that little is lost with a donor, large
-enough that its hash (32 bytes) and its call (about a millisecond) cost nothing beside it."""
+enough that its hash (32 bytes) and its call (about a millisecond) cost nothing besides it."""
 HASH_BYTES = 32
 _CHUNK_FORMAT = "swarm-state/2"
 

@@ -49,7 +49,7 @@ CHUNK = Rpc("state/1/chunk", ChunkRequest, Empty)
 @dataclass(slots=True, eq=False)
 class _Held:
     """A state that is handed out: shared by all who were promised it. Its hashes are made when first asked for, and to
-    the end, whoever hangs up meanwhile."""
+    the end, no matter who hangs up meanwhile."""
 
     snapshot: Snapshot
     digest: str

@@ -85,7 +85,7 @@ class LiveCalls:
         timeout_s: float,
         answered: Callable[[PeerId], None] = lambda peer: None,
     ) -> Answers[ReplyT]:
-        """Ask all, up to the first that fails: the others are not waited for then. Whoever has ``answered`` is told at
+        """Ask all, up to the first that fails: the others are not waited for then. One that has ``answered`` is told at
         once. Raises no PeerError; cancelled, it leaves no task behind."""
 
         async def ask(peer: PeerId) -> ReplyT:

@@ -104,7 +104,7 @@ class CloseContext:
     calls: StepCalls
     history: History
     events: EventSink
-    desk: LeadService
+    lead: LeadService
     liveness: Liveness
     clock: Clock
     timeout_s: Callable[[], float]

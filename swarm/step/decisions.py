@@ -47,8 +47,8 @@ class Disagreement(OutOfSync):
 
     @property
     def of_sums(self) -> bool:
-        """Return whether they hold other means, rather than other norms of one: whoever reduced may have given it to
-        them."""
+        """Return whether they hold other means, rather than other norms of one: the one who reduced may have given it
+        to them."""
         held = {digest.partition("/")[0] for digest in self.digests.values() if digest}
         return self.what == "gradient" and len(held) > 1
 

@@ -1,6 +1,6 @@
-"""How members part, after the last step or before: nobody leaves while another has not swapped yet.
+"""How members leave, after the last step or before: nobody leaves while another has not swapped yet.
 
-The leader of a step tells everybody the decision and knows who has swapped; it says farewell when all have. A member
+The leader of a step tells everybody the decision and knows who has swapped; it releases them when all have. A member
 that left earlier would look like one that died.
 """
 
@@ -15,7 +15,7 @@ from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Count, Empty, Message
 from swarm.step.calls import StepCalls
 
-FAREWELL_S = 5.0
+RELEASE_S = 5.0
 """How long a member that is done waits to be let go. It is only a courtesy: everything is decided and written."""
 
 
@@ -40,22 +40,22 @@ class ExitBarrier:
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [EXIT_RELEASE.handled(self._on_farewell)]
+        return [EXIT_RELEASE.handled(self._on_release)]
 
     async def wait(self, members: Collection[PeerId]) -> None:
-        """Return when the leader of our last step, one of its members, lets us go. Takes at most FAREWELL_S."""
+        """Return when the leader of our last step, one of its members, lets us go. Takes at most RELEASE_S."""
         try:
-            async with asyncio.timeout(FAREWELL_S), self._heard:
+            async with asyncio.timeout(RELEASE_S), self._heard:
                 await self._heard.wait_for(lambda: not self._said.isdisjoint(members))
         except TimeoutError:
             return
 
-    async def dismiss(self, calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
-        """As the leader that has seen everybody swap: let these go. Never raises a PeerError; at most FAREWELL_S."""
+    async def release(self, calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        """As the leader that has seen everybody swap: let these go. Never raises a PeerError; at most RELEASE_S."""
         others = sorted(peer for peer in leaving if peer != calls.me)
         await asyncio.gather(*(_say(calls, peer, ExitRelease(step=step)) for peer in others))
 
-    async def _on_farewell(self, caller: PeerId, body: ExitRelease) -> Empty:
+    async def _on_release(self, caller: PeerId, body: ExitRelease) -> Empty:
         if len(self._said) < MAX_HEARD:
             self._said.add(caller)
         async with self._heard:
@@ -63,8 +63,8 @@ class ExitBarrier:
         return Empty()
 
 
-async def _say(calls: StepCalls, peer: PeerId, farewell: ExitRelease) -> None:
+async def _say(calls: StepCalls, peer: PeerId, release: ExitRelease) -> None:
     try:
-        await calls.ask(peer, EXIT_RELEASE, farewell, timeout_s=FAREWELL_S)
+        await calls.ask(peer, EXIT_RELEASE, release, timeout_s=RELEASE_S)
     except PeerError:
         return  # it has left already, and may

@@ -23,7 +23,7 @@ from swarm.errors import OutOfSync, Superseded, WrongStep
 from swarm.events import LineageGivenUp
 from swarm.ids import PeerId
 from swarm.step.context import CloseContext
-from swarm.step.exit_barrier import FAREWELL_S, ExitBarrier
+from swarm.step.exit_barrier import RELEASE_S, ExitBarrier
 from swarm.step.leader.close import StepClose
 from swarm.step.leader.provisional import Isolation, Reconnection, SpeculativeClose
 from swarm.step.member.leader_watch import LeaderWatch
@@ -52,14 +52,14 @@ class StepLoop:
         self,
         member: MemberService,
         closing: CloseContext,
-        parting: ExitBarrier,
+        exit_barrier: ExitBarrier,
         feed: Feed | None,
         rejoin: Callable[[], Awaitable[None]],
         watch: LeaderWatch | None = None,
     ) -> None:
         self._member, self._feed, self._watch = member, feed, watch
         self._at = at = member.position
-        self._parting, self._rejoin = parting, rejoin
+        self._exit_barrier, self._rejoin = exit_barrier, rejoin
         self._led = (-1, -1)
         self._leading: StepClose | None = None
         closing = dataclasses.replace(
@@ -96,9 +96,9 @@ class StepLoop:
             if at.back is not None:
                 await self._go_back(leading, roster)
             elif leading is not None and leading.decided is not None:
-                await self._dismiss(leading, leading.decided)
+                await self._release(leading, leading.decided)
             elif self._done():
-                await self._parting.wait(roster.peers)
+                await self._exit_barrier.wait(roster.peers)
 
     def _say_given_up(self) -> None:
         fork, reason = self._at.forking.given_up, self._at.cut_off
@@ -129,7 +129,7 @@ class StepLoop:
         """Lead the step whenever it is our turn, until it is decided or goes on without us. No term twice, also when
         we were cut off and come back to the same step: two records in one term could both be decided."""
         at, liveness, patience = self._at, self._closing.liveness, ExponentialBackoff(0.1)
-        me, roster, book = self._closing.calls.me, at.roster, self._closing.desk.book
+        me, roster, book = self._closing.calls.me, at.roster, self._closing.lead.book
         if book.step != step:
             return  # it is being closed here: the next one's book is open
         superseded = 0
@@ -169,7 +169,7 @@ class StepLoop:
         return {**self._at.roster.dismissed, **why}
 
     async def _announce(self, leading: StepClose) -> None:
-        """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would
+        """To those there by then, until we have closed the step as well: had nobody been told, nobody else would
         lead it as long as we are there."""
         at, patience = self._at, ExponentialBackoff(0.1)
         await leading.announce()
@@ -178,11 +178,11 @@ class StepLoop:
             await leading.announce()
 
     async def _tell_rest(self, leading: StepClose, members: Collection[PeerId]) -> None:
-        """Those who are there and were not told yet. Takes at most FAREWELL_S."""
+        """Those who are there and were not told yet. Takes at most RELEASE_S."""
         liveness, patience = self._closing.liveness, ExponentialBackoff(0.1)
         rest = set(members) - {self._closing.calls.me}
         try:
-            async with asyncio.timeout(FAREWELL_S):
+            async with asyncio.timeout(RELEASE_S):
                 while not rest <= leading.told | liveness.gone.keys():
                     await leading.announce()
                     await self._closing.clock.sleep(patience.pause_s())
@@ -196,13 +196,13 @@ class StepLoop:
             waits.append(self._closing.clock.sleep(LOOK_S))
         await first_done(*waits)
 
-    async def _dismiss(self, leading: StepClose, record: CloseRecord) -> None:
+    async def _release(self, leading: StepClose, record: CloseRecord) -> None:
         """As the leader of a step: let those go who leave with it: all, with the last one, once told."""
         last = self._closing.rules.over(record)
         if last:
             await self._tell_rest(leading, record.members.peers)
         leaving = [peer for peer in leading.told if last or peer not in record.members]
-        await self._parting.dismiss(self._closing.calls, leaving, record.step)
+        await self._exit_barrier.release(self._closing.calls, leaving, record.step)
 
 
 def _leap(superseded: int) -> int:

@@ -78,7 +78,7 @@ class Candidate(Protocol):
 
     @property
     def team(self) -> Team:
-        """Its members. Whoever is missing is started before a round."""
+        """Its members. Those missing are started before a round."""
 
     async def round(self, number: int, kill: Kill | None, kind: str) -> Outcome:
         """One round, with a kill or without."""

@@ -58,14 +58,14 @@ Starter = Callable[[int, Mapping[int, Member]], Awaitable[Member]]
 
 
 class Team:
-    """Slot → member. A slot keeps its rank and its numbers whoever holds it."""
+    """Slot → member. A slot keeps its rank and its numbers no matter who holds it."""
 
     def __init__(self, start: Starter, size: int) -> None:
         self._start, self._size = start, size
         self.members: dict[int, Member] = {}
 
     async def fill(self) -> None:
-        """Start whoever is missing."""
+        """Start those missing."""
         for slot in range(self._size):
             if slot not in self.members:
                 self.members[slot] = await self._start(slot, self.members)

@@ -91,14 +91,14 @@ class Donor(JoinPeer):
         donor = StateDonor(self.clock)
         first = self.identities[0].peer
         standing = partial(RunStanding, founder=first, waiting_for="")
-        desk = ObserverService(
+        service = ObserverService(
             lambda closed: standing(closed=closed), donor, self.snapshot, Observers(donor, self.clock)
         )
         self.endpoint.mount(donor)
-        self.endpoint.mount(desk)
+        self.endpoint.mount(service)
         digest = await self.device.run(lambda: _digest(self.part.snapshot()))
         head = genesis(RUN, self.roster, {STAGE: digest})
-        await desk.publish(self.signed(head), STAGE)
+        await service.publish(self.signed(head), STAGE)
         say(ready=True)
         async for _ in orders():
             began = time.monotonic()
@@ -109,7 +109,7 @@ class Donor(JoinPeer):
                 run=RUN, step=step, committed=(), tokens=1, loss_sum=1.0, grad_norm=1.0, clip=1.0, lr=1e-4,
                 digests={STAGE: digest}, cursors={}, roster=self.roster.members, previous=head.hash(),
             )  # fmt: skip
-            await desk.publish(self.signed(head, mean), STAGE)
+            await service.publish(self.signed(head, mean), STAGE)
             say(closed=head.step, seconds=time.monotonic() - began, cpu_s=_cpu_s())
 
     def close(self, step: int, mean: torch.Tensor) -> str:

@@ -30,7 +30,7 @@ class Distance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One run beside its replay.
+    """One run alongside its replay.
 
     ``distance`` is after the last step, ``loss_rel`` the worst relative difference of a step's loss. ``clipped`` counts
     the steps whose gradient was too long, ``epochs`` the passes over a shard that were begun, and ``moved`` is how far

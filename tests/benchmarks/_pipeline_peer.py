@@ -111,7 +111,7 @@ class Machine:
 
     @contextlib.asynccontextmanager
     async def attended(self) -> AsyncIterator[None]:
-        """With what runs beside the work in every peer; between rounds it would cost the others' processor."""
+        """With what runs alongside the work in every peer; between rounds it would cost the others' processor."""
         beside = [
             asyncio.create_task(LoopLagProbe(self.recorder, self.clock).run()),
             asyncio.create_task(self.watch.run()),

@@ -2,7 +2,7 @@
 
 Everything else is what ``swarm join`` runs: network, daemon, real numbers of a model so small that they cost nothing.
 On shared cores a dead replica would free its core for the others; here a microbatch occupies a device for as long as
-:data:`STAGE_S` says, whoever else lives.
+:data:`STAGE_S` says, no matter who else lives.
 """
 
 from __future__ import annotations

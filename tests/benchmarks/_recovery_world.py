@@ -91,7 +91,7 @@ class ForkedWorld:
         return self._ids[name]
 
     def listen(self, hear: Hear) -> None:
-        """See :class:`~peers.chaos.plan.World`. Whoever listened before hears nothing any more."""
+        """See :class:`~peers.chaos.plan.World`. One that listened before hears nothing any more."""
         self._hear = hear
 
     def check(self, fault: Fault) -> None:

@@ -2,7 +2,7 @@
 
 The process has a session of its own: a terminal's Ctrl-C reaches only us, and we pass it on to the one process that
 knows how to end in order. What it and its children say on stderr goes through us, and nobody hears it after an
-interruption. We are the reaper of all of them, so that we find, and kill, whoever is left in whatever session.
+interruption. We are the reaper of all of them, so that we find, and kill, all that are left in any session.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _survivors(grace_s: float, received: list[int]) -> list[Process]:
 
 
 def end_all() -> None:
-    """Kill whoever still descends from us, and bury them."""
+    """Kill those who still descend from us, and bury them."""
     while survivors := children_of(os.getpid()):
         for process in survivors:
             try:

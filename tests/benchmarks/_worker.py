@@ -72,7 +72,7 @@ class Worker:
         """Give an order and wait for the answer. Raises RuntimeError when the process ended instead."""
         self._owes = True
         self._writer.write(json.dumps(order).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # it has ended: whoever hears says so
+        with contextlib.suppress(ConnectionError):  # it has ended: anyone who hears says so
             await self._writer.drain()
         answer = await self._hear(_ANSWER_S)
         self._owes = False

@@ -1,4 +1,4 @@
-"""What two attacks on whole swarms come to: a stranger's flood, over libp2p in real time, and a replica's spoilt sums,
+"""What two attacks on whole swarms come to: a stranger's flood, over libp2p in real time, and a replica's corrupt sums,
 in virtual time. Bad leaders, ties, guests' votes, evictions and forged rows are stories of ``tests/swarms``.
 """
 
@@ -30,7 +30,7 @@ LAST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is played: floods and their seconds; hosts and steps of the runs with a spoilt sum."""
+    """How much is played: floods and their seconds; hosts and steps of the runs with a corrupt sum."""
 
     rounds: int
     flood_s: float
@@ -46,7 +46,7 @@ SCALES = {
 
 
 def run(size: Size) -> Result:
-    """What a stranger's flood costs a swarm, beside a sink outside the run, and a replica's spoilt sums its loss."""
+    """What a stranger's flood costs a swarm, beside a sink outside the run, and a replica's corrupt sums its loss."""
     import torch
     import uvloop
 
@@ -57,11 +57,11 @@ def run(size: Size) -> Result:
     with tempfile.TemporaryDirectory(prefix="doors-") as root:
         summary = _of_floods(uvloop.run(measure(Path(root), rounds=scale.rounds, seconds=scale.flood_s)), rows)
     with tempfile.TemporaryDirectory(prefix="doors-") as root:
-        clean, spoilt = _losses_with_spoilt_sums(Path(root), scale)
-    for name, losses in (("clean", clean), ("with it", spoilt)):
+        clean, corrupt = _losses_with_corrupt_sums(Path(root), scale)
+    for name, losses in (("clean", clean), ("with it", corrupt)):
         rows.append(["sum of 1e30", f"{name}, first step", "loss", round(losses[0], 4)])
         rows.append(["sum of 1e30", f"{name}, last step", "loss", round(losses[-1], 4)])
-    summary["poisoned_sum_loss_ratio"] = round(mean(spoilt[-LAST:]) / mean(clean[-LAST:]), 4)
+    summary["poisoned_sum_loss_ratio"] = round(mean(corrupt[-LAST:]) / mean(clean[-LAST:]), 4)
     summary |= {f"{name}_bar": bar for name, bar in BARS.items()}
     return Result(columns=("attack", "how", "figure", "value"), rows=rows, summary=summary, notes=_notes(scale))
 
@@ -78,23 +78,23 @@ def _of_floods(floods: Floods, rows: list[list[Cell]]) -> dict[str, Any]:
     }
 
 
-def _losses_with_spoilt_sums(root: Path, scale: Scale) -> tuple[list[float], list[float]]:
+def _losses_with_corrupt_sums(root: Path, scale: Scale) -> tuple[list[float], list[float]]:
     """Losses by step without and with a replica of two stages whose sums are all 1e30."""
     import torch
 
     from peers.simulate.sim_swarm import SimSwarm
     from swarm.sim.loop import run_world
-    from tests.harness.bad_leaders import spoils_sums
+    from tests.harness.bad_leaders import corrupts_sums
 
     swarms = []
-    for name in ("clean", "spoilt"):
+    for name in ("clean", "corrupt"):
         root.joinpath(name).mkdir()
         swarms.append(SimSwarm(root / name, **LEARNS, hosts=scale.hosts, run={"steps": scale.steps}))
     clean, swarm = swarms
     run_world(clean.run())
-    with spoils_sums("host-0", lambda sums: torch.full_like(sums, 1e30)) as spoilt:
+    with corrupts_sums("host-0", lambda sums: torch.full_like(sums, 1e30)) as corrupt:
         run_world(swarm.run())
-    if not list(spoilt):
+    if not list(corrupt):
         raise RuntimeError("the attack was never made: what it replaces is not called any more")
     return _losses(clean), _losses(swarm)
 

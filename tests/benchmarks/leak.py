@@ -1,4 +1,4 @@
-"""How much of a trainer's text whoever hosts a stage can read out of what is sent to it, with private ends."""
+"""How much of a trainer's text the one who hosts a stage can read out of what is sent to it, with private ends."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ def result(baseline: float, start: dict[str, float], trained: dict[str, float], 
             "the same cuts as in a swarm: embedding | half of the blocks | the other half | head; float32, no dropout",
             "lower bounds: a cleverer attacker reads more. The first cut shows which positions hold the same token, "
             "whatever is secret: it is a substitution cipher",
-            "every trainer knows the ends, and so does whoever joins as one",
+            "every trainer knows the ends, and so does anyone who joins as one",
         ),
     )

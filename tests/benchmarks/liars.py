@@ -172,7 +172,7 @@ NOTES = (
     "honest run; caught: so many microbatches it had worked on at the first of them; caught_p99 is of those that were "
     "caught; f1 of lies that were named, and of honest members that were named, in whatever run",
     "honest_accused: members named in runs in which nobody lies; named_wrongly: events that name another than the liar",
-    "told: how often honest members told of something wrong, whoever was named; PartsCapped names nobody",
+    "told: how often honest members told of something wrong, no matter who was named; PartsCapped names nobody",
     "defended: with the manifest's keys DEFENCES of tests/benchmarks/_liars_case.py; a liar that is named goes on: "
     "nothing keeps it out yet; overhead is not measured yet",
 )

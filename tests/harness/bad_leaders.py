@@ -41,7 +41,7 @@ Attack = Callable[[pytest.MonkeyPatch, int, list[str]], None]
 
 @contextlib.contextmanager
 def striking(attack: Attack, *, step: int) -> Iterator[list[str]]:
-    """Have whoever leads the first term of ``step`` attack; yields what was done."""
+    """Have the leader of the first term of ``step`` attack; yields what was done."""
     struck: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         attack(patch, step, struck)
@@ -288,17 +288,17 @@ def lies_about_weights(name: str, swarm: SimSwarm, *, step: int, times: int = 1 
 
 
 @contextlib.contextmanager
-def spoils_sums(name: str, spoil: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[dict[int, list[str]]]:
-    """Have a replica hand in spoilt sums in every step; yields of which parts, by step."""
-    honest, spoilt = TrainedPart.contribution, dict[int, list[str]]()
+def corrupts_sums(name: str, corrupt: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[dict[int, list[str]]]:
+    """Have a replica hand in corrupt sums in every step; yields of which parts, by step."""
+    honest, corrupted = TrainedPart.contribution, dict[int, list[str]]()
 
     def contribution(part: TrainedPart, *said: Any) -> torch.Tensor | None:
         sums = honest(part, *said)
         if sums is None or PEER.get() != name:
             return sums
-        spoilt[part.step + 1] = [part.spec.name]
-        return spoil(sums)
+        corrupted[part.step + 1] = [part.spec.name]
+        return corrupt(sums)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainedPart, "contribution", contribution)
-        yield spoilt
+        yield corrupted

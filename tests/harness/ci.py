@@ -186,7 +186,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], number: int) -> None:
-    """Ours, with everything below it, if it is still there. Whoever ends us waits for that."""
+    """Ours, with everything below it, if it is still there. The one who ends us waits for that."""
     if process.poll() is not None:
         return
     usual = signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -209,7 +209,7 @@ def _read(lines: Sequence[str], outcome: Outcome, long_ago: float | None) -> Non
     collected: dict[str, None] = {}
     became: dict[str, str] = {}
     began: dict[str, float] = {}
-    whole = (line for line in lines if line.endswith("\n"))  # whoever is killed may have begun another one
+    whole = (line for line in lines if line.endswith("\n"))  # a killed one may have begun another one
     for line in map(json.loads, whole):
         collected |= dict.fromkeys(line.get("collected", ()))
         if "began" in line:

@@ -4,8 +4,8 @@
     for number, crash in enumerate(crashes(calm, most=200, seed=1)):
         live(root / str(number), crash).assert_whole(calm)
 
-Whoever is looked at, at the death, at every close after it and at the end, holds the state of a decided step, exactly:
-the one before or the one after, nothing between.
+Each one that is looked at, at the death, at every close after it and at the end, holds the state of a decided step,
+exactly: the one before or the one after, nothing between.
 """
 
 from __future__ import annotations

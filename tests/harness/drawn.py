@@ -5,7 +5,7 @@
 * ``--budget MINUTES`` begins none of the rest after that time. The rest then comes in an order drawn by ``--draw
   SEED``, by default the commit. Tests that were not begun are named at the end as *not run*, and fail nothing.
 * ``SWARM_TEST_OUTCOMES`` names a file to which each test's beginning and outcome are appended, one JSON object a line,
-  for whoever started pytest and may have to end it.
+  for the one who started pytest and may have to end it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Outcomes:
             self._write({"collected": [item.nodeid for item in session.items]})
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """For whoever has to end a test that does not."""
+        """For the one who has to end a test that does not."""
         self._write({"began": nodeid.partition("@")[0], "at": time.monotonic()})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

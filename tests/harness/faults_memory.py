@@ -209,7 +209,7 @@ class MemoryWorld:
     def corrupt_bytes(self, fault: faults.CorruptBytes) -> Iterable[str]:
         """See the fault."""
         one, other = self._ids(fault.peers)
-        self.swarm.network.spoil(one, other, fault.messages)
+        self.swarm.network.corrupt(one, other, fault.messages)
         return fault.peers
 
     def skew_clock(self, fault: faults.SkewClock) -> Iterable[str]:

@@ -166,7 +166,7 @@ def swap(path: Path, source: bytes, functions: Iterable[Any]) -> int:
         if type(function) is FunctionType and function.__code__.co_filename == str(path):
             new = codes.get((function.__code__.co_qualname, function.__code__.co_firstlineno), function.__code__)
             if new != function.__code__:
-                with suppress(ValueError):  # a closure that lost a variable: whoever makes it has the new code
+                with suppress(ValueError):  # a closure that lost a variable: the one who makes it has the new code
                     function.__code__ = new
                     swapped += 1
     return swapped

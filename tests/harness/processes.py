@@ -108,7 +108,7 @@ def _marked(pid: int, marker: str) -> bool:
 
 
 def _same_or_within(entry: str, wanted: str) -> bool:
-    """A test's id extends its session's, and that one the id of whoever started the session."""
+    """A test's id extends its session's, and that one the id of the one who started the session."""
     return entry == wanted or entry.startswith(wanted + "/")
 
 

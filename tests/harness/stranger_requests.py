@@ -53,7 +53,8 @@ UNTOKENED = (
     "Origin null",
     "a page of another site",
 )
-"""Those that a dashboard of this machine alone, which has no token, refuses: whoever is on the machine may read it."""
+"""Those that a dashboard of this machine alone, which has no token, refuses: anyone who is on the machine may read
+it."""
 
 
 def spellings(path: str) -> tuple[str, ...]:
@@ -100,7 +101,7 @@ async def _routes() -> list[tuple[str, str, bool, bool]]:
 
 
 async def _commands() -> list[tuple[str, str, bool, bool]]:
-    """Whoever asks at the control socket and is another user, also where its permissions were opened."""
+    """A caller who asks at the control socket and is another user, also where its permissions were opened."""
     from peers.control.answers import NodeCommands
     from peers.control.server import ControlServer
 

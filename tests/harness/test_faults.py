@@ -266,7 +266,7 @@ def test_corrupted_bytes_arrive_changed_and_are_counted(tmp_path: Path) -> None:
     )
     plan.assert_fired()
     source, target = (swarm.peers[name].endpoint.peer for name in ("trainer-0", "host-0"))
-    assert swarm.network.spoils_left(source, target) == 0
+    assert swarm.network.corrupt_left(source, target) == 0
 
 
 def test_full_disk_refuses_only_below_that_home(tmp_path: Path) -> None:

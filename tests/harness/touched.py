@@ -2,9 +2,9 @@
 
 What differs between BASE (default HEAD) and the working tree, untracked files included, is looked at by folder: a
 package's change asks for its unit tests and, where peers would notice, for one short training among simulated peers; a
-changed test file asks for itself, a layer's rig for whoever imports it, directly or by way of another rig, and another
-file that tests lean on for those beside it. What all modules or all tests stand on asks for every unit test. The rules
-about our own sources are always among them.
+changed test file asks for itself, a layer's rig for the tests that import it, directly or by way of another rig, and
+another file that tests lean on for those next to it. What all modules or all tests stand on asks for every unit test.
+The rules about our own sources are always among them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _for_product(path: PurePosixPath) -> set[str]:
 
 
 def _for_tests(path: PurePosixPath, root: Path) -> set[str]:
-    """Return a test file itself, and whoever leans on another file below ``tests`` where that ends in minutes."""
+    """Return a test file itself, and those that lean on another file below ``tests`` where that ends in minutes."""
     folder = str(path.parent)
     if path.is_relative_to(RIGS) and (rig := _rig_of(path)) not in SHARED:
         return _leaning_on(rig, root)

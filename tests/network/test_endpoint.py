@@ -233,7 +233,7 @@ async def test_stream_half_written_is_forgotten_at_its_end(home: Path) -> None:
             await asking
         await asyncio.wait_for(bench.cancelled.wait(), LONG_S)
         await eventually(lambda: not alice._incoming.open)
-        assert not alice._desk._usage
+        assert not alice._dispatcher._usage
 
 
 async def test_large_upload_does_not_delay_small_ones(home: Path) -> None:

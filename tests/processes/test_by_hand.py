@@ -42,7 +42,7 @@ def test_run_by_hand_late_join_drain_and_signals(tmp_path: Path) -> None:
         assert late.end()[0] == 0
         assert "left in order" in late.end()[1]
 
-        # The founder leaves; whoever is in the run can invite to it.
+        # The founder leaves; any peer in the run can invite to it.
         bootstrap.process.send_signal(signal.SIGINT)
         assert bootstrap.end()[0] == 0
         place = next(p for p, s in zip(status["places"], standings, strict=True) if s["role"] == "trainer")["place"]

@@ -1,5 +1,5 @@
 """A founder that is killed comes back to its living run with the file that it was founded with, and never begins a
-second one beside it."""
+second one next to it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_founder_that_is_killed_comes_back_to_its_run_while_that_lives(tmp_path:
 def test_machine_with_the_founder_and_the_only_trainer_dies_and_the_run_goes_back_to_its_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """The natural layout: whoever founds the run also feeds it. Nobody else ends, and nobody has to do anything but to
-    start that machine's peers again."""
+    """The natural layout: the one who founds the run also feeds it. Nobody else ends, and nobody has to do anything but
+    to start that machine's peers again."""
     text, typed = some_text(tmp_path), tmp_path / "run.toml"
     typed.write_text(REPRODUCIBLE.replace("[run]", '[run]\nnonce = "00000000deadbeef"'))
     with by_hand(tmp_path) as hand:

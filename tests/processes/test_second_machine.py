@@ -80,7 +80,7 @@ def standing(hand: ByHand, net: Net, host: str, home: Path) -> dict[str, Any]:
 
 
 def test_founder_behind_nat_is_joined_from_behind_others_through_relays(tmp_path: Path) -> None:
-    """The trainer is beside the founder. One relay of two is killed, then the other; for a minute nobody reaches
+    """The trainer is next to the founder. One relay of two is killed, then the other; for a minute nobody reaches
     another home. No microbatch is lost or counted twice, and nobody ends."""
     steps = 80
     with (

@@ -1,4 +1,4 @@
-"""Who does what for a step, without tensors and time: real desks, trainers' real view of their leader, real wiring.
+"""Who does what for a step, without tensors and time: real services, trainers' real view of their leader, real wiring.
 
 What is pretended is only the computing: a replica *holds* what travelled through it, and makes its sum equal to what is
 assigned to it when the step closes.
@@ -57,7 +57,7 @@ RULES = StepRules(
 
 
 class Blocked(Exception):
-    """Whoever is asked would have to wait now: nothing else happens until another rule."""
+    """Those asked would have to wait now: nothing else happens until another rule."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Books:
         self.records: list[CloseRecord] = [self.head]
         self.dead: set[PeerId] = set()
         self.suspected: set[PeerId] = set()
-        self.desks: dict[PeerId, LeadService] = {}
+        self.services: dict[PeerId, LeadService] = {}
         self.feeders: dict[PeerId, Feeder] = {}
         self.held: dict[PeerId, set[MicrobatchId]] = defaultdict(set)
         self._open()
@@ -144,7 +144,7 @@ class Books:
         if peer in self.gone:
             raise Unreachable("gone", peer=peer)
         caller = PeerId(body.contribution.microbatch.trainer) if rpc is COMPLETE else self._asking
-        return await asked(self.desks[peer], body, caller)
+        return await asked(self.services[peer], body, caller)
 
     async def sleep(self, seconds: float) -> None:
         """See :class:`~swarm.clock.Clock`."""
@@ -177,32 +177,32 @@ class Books:
             terms = [
                 due_term(self.roster, self.open_step, peer, self.term, self.gone) for peer in self.here(ROSTER.peers)
             ]
-            self.desks[self.leader].book.end_term()
+            self.services[self.leader].book.end_term()
             self.term = next(term for term in terms if term is not None)
-            self.desks[self.leader].book.begin_term(self.term, self.gone)
-        self.desks[self.leader].book.count_on(self.gone)
+            self.services[self.leader].book.begin_term(self.term, self.gone)
+        self.services[self.leader].book.count_on(self.gone)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def close(self) -> CloseRecord:
         """The leader closes the step with those that are there. Raises Blocked when its batch is not complete."""
-        desk = self.desks[self.leader].book
-        if not desk.full:
+        book = self.services[self.leader].book
+        if not book.full:
             raise Blocked
         live = [self.here(replicas) for replicas in self.roster.stages()]
-        committed = reassigned(self.run(desk.wait_full()), live)
+        committed = reassigned(self.run(book.wait_full()), live)
         RULES.check_committed(self.roster, committed)
         self._settle(committed, live)
         averaged = {peer: self._answer(peer, committed) for peer in self.here(self.roster.trainers)}
         lost = [peer for peer in self.roster.peers if peer in self.gone]
-        changes, following = desk.requests.settle((), lost)
+        changes, following = book.requests.settle((), lost)
         tokens, loss_sum = totals(committed)
         return CloseRecord(
             run=RULES.run,
             step=self.open_step,
             term=self.term,
             committed=committed,
-            aside=desk.aside(),
+            aside=book.aside(),
             tokens=tokens,
             loss_sum=loss_sum,
             grad_norm=1.0,
@@ -234,8 +234,8 @@ class Books:
         """The record is decided: the next step is open, with those who come ``back`` in its roster as well."""
         self.records.append(record)
         returned = [member for member in ROSTER.members if member.peer in back and member.peer not in record.members]
-        for peer in [peer for peer in self.desks if peer not in record.members]:
-            del self.desks[peer]
+        for peer in [peer for peer in self.services if peer not in record.members]:
+            del self.services[peer]
             self.feeders.pop(peer, None)
         self.dead -= set(back)
         self.suspected &= set(record.members.peers)
@@ -246,11 +246,11 @@ class Books:
 
     def _open(self) -> None:
         for peer in self.roster.peers:
-            if peer not in self.desks:
-                self.desks[peer] = LeadService(
+            if peer not in self.services:
+                self.services[peer] = LeadService(
                     RULES, peer, _opened, lambda *_: True, term_of=lambda: self.term, hosted=self.hosted
                 )
-            self.desks[peer].open_step(self.open_step, self.roster, self.head.hash(), self.head.cursors)
+            self.services[peer].open_step(self.open_step, self.roster, self.head.hash(), self.head.cursors)
         for number, peer in enumerate(self.roster.trainers):
             if peer not in self.feeders:
                 remote = RemoteLeader(CallsOf(self, peer), self, self, lambda: 1.0)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Whoever dies, and whenever: survivors never end a round with different results, and repeating it is exact."""
+"""No matter who dies, and when: survivors never end a round with different results, and repeating it is exact."""
 
 from __future__ import annotations
 

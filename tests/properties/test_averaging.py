@@ -80,7 +80,7 @@ def test_reduce_of_whole_numbers_gives_the_exact_mean_at_every_member(
 def test_member_whose_weights_are_not_the_ledgers_leaves_nobody_with_a_result(
     weights: list[int], liar: int, data: st.DataObject
 ) -> None:
-    """Whether their sum is the ledger's or not, and whoever says so."""
+    """Whether their sum is the ledger's or not, no matter who says so."""
     others = data.draw(
         st.permutations(weights) | st.lists(st.integers(1, 9), min_size=len(weights), max_size=len(weights))
     )

@@ -1,4 +1,4 @@
-"""Ledger, wiring and step together, whoever dies, stalls, comes back or takes over, in any order: each microbatch
+"""Ledger, wiring and step together, no matter who dies, stalls, comes back or takes over, in any order: each microbatch
 counts once or is said not to, quotas are conserved, and only those that are there hold anything."""
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(pick=which)
     def hear_twice(self, pick: int) -> None:
         """A report that the leader knows arrives again: nothing changes."""
-        led = self.books.desks[self.books.leader].book.led
+        led = self.books.services[self.books.leader].book.led
         ledger = led and led.ledger
         known = ledger.committed() if ledger else ()
         if not known:
@@ -159,23 +159,23 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(pick=which)
     def lose(self, pick: int) -> None:
         """What nobody has any more of a dead trainer's."""
-        desk = self.books.desks[self.books.leader].book
-        ledger = desk.led and desk.led.ledger
+        book = self.books.services[self.books.leader].book
+        ledger = book.led and book.led.ledger
         orphans = (
             [one.microbatch for one in ledger.committed() if one.microbatch.trainer in self.books.gone]
             if ledger
             else []
         )
         if orphans:
-            desk.exclude([orphans[pick % len(orphans)]])
+            book.exclude([orphans[pick % len(orphans)]])
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
     @rule(back=st.sets(st.sampled_from(PEERS)), first=which, poison=st.booleans(), struck=st.booleans())
     def close(self, back: set[PeerId], first: int, poison: bool, struck: bool) -> None:
-        """Whoever is there fills the batch, whatever went before; on the way one may be given up, the leader die."""
+        """Those there fill the batch, whatever went before; on the way one may be given up, the leader die."""
         for turn in range(first, first + MAX_TURNS):
-            if self.books.desks[self.books.leader].book.full:
+            if self.books.services[self.books.leader].book.full:
                 break
             self.report(turn)
             self.lease(turn, 2)
@@ -210,7 +210,7 @@ class BooksMachine(RuleBasedStateMachine):
 
     @invariant()
     def quota_is_conserved(self) -> None:
-        led = self.books.desks[self.books.leader].book.led
+        led = self.books.services[self.books.leader].book.led
         ledger = led and led.ledger
         assert ledger is not None, "nobody leads"
         aside = [one.microbatch for one in ledger.aside()]

@@ -1,4 +1,4 @@
-"""A reproducible swarm is the plain loop, bit for bit, in whatever way its model is cut and whoever dies.
+"""A reproducible swarm is the plain loop, bit for bit, in whatever way its model is cut and no matter who dies.
 
 ``python -m tests.benchmarks parity`` plays it with real processes, and ``trajectory`` with kills among them.
 """

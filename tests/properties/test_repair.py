@@ -87,7 +87,7 @@ async def test_whatever_strikes_each_microbatch_counts_once_everywhere(seed: int
 
 
 async def settle_until_it_holds(crew: Crew, leader: FakeLeader) -> None:
-    """As whoever closes a step does: what was still under way may add after a settling."""
+    """As the leader does that closes a step: what was still under way may add after a settling."""
     assigned = crew.assigned(leader)
     while True:
         await crew.settle(assigned)

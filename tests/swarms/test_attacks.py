@@ -41,7 +41,7 @@ from swarm.pipeline.stage.sender import Sender
 from swarm.schema import Empty
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
-from tests.harness.bad_leaders import spoils_sums
+from tests.harness.bad_leaders import corrupts_sums
 from tests.harness.swarm import LocalPeer
 from tests.swarms.story import DONE
 
@@ -60,19 +60,19 @@ def losses(swarm: SimSwarm) -> list[float]:
     return [event.loss for event in swarm.peers["bootstrap"].events.of(StepClosed)]
 
 
-# --- a spoilt sum ----------------------------------------------------------------------------------------------------
+# --- a corrupt sum ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spoil", [lambda sums: sums * 1e30, lambda sums: torch.full_like(sums, 1e30)])
+@pytest.mark.parametrize("corrupt", [lambda sums: sums * 1e30, lambda sums: torch.full_like(sums, 1e30)])
 def test_replica_whose_sum_is_huge_stops_nobody_else(
-    tmp_path: Path, spoil: Callable[[torch.Tensor], torch.Tensor]
+    tmp_path: Path, corrupt: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     swarm = SimSwarm(tmp_path, **LEARNS)
-    with spoils_sums("host-0", spoil) as spoilt:
+    with corrupts_sums("host-0", corrupt) as corrupted:
         run_world(swarm.run())
-    assert list(spoilt) == list(range(1, 11))
+    assert list(corrupted) == list(range(1, 11))
     told = swarm.peers["bootstrap"].events.of(PartsCapped)
-    assert {event.step: list(event.caps) for event in told} == spoilt
+    assert {event.step: list(event.caps) for event in told} == corrupted
     assert not swarm.events(DigestMismatch)
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0], "with one factor for all nobody learns anything"
     for record in swarm.history()[1:]:
@@ -163,7 +163,7 @@ def hands_on(name: str, times: float, monkeypatch: pytest.MonkeyPatch, *, since:
     return lies
 
 
-def test_replica_that_hands_on_500_fold_gradients_spoils_no_sum(
+def test_replica_that_hands_on_500_fold_gradients_corrupts_no_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lies = hands_on("host-0", 500, monkeypatch, since=8)

@@ -1,4 +1,5 @@
-"""Boundary codecs that records choose, in whole swarms: all use the same one, whoever dies or comes back meanwhile."""
+"""Boundary codecs that records choose, in whole swarms: all use the same one, no matter who dies or comes back
+meanwhile."""
 
 from __future__ import annotations
 

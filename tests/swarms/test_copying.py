@@ -1,5 +1,5 @@
 """Peers that keep copies of parts they do not train, in whole swarms under a virtual clock: what they hold is the state
-that was decided, at once, whoever dies or lies; and it can be had from them."""
+that was decided, at once, no matter who dies or lies; and it can be had from them."""
 
 from __future__ import annotations
 
@@ -212,12 +212,12 @@ def test_copy_does_not_take_a_hostile_update_and_follows_another_replica(
         lies.append((PEER.get(), of))
         return True
 
-    async def lie_ahead(desk: ObserverService, part: PartName, step: int) -> torch.Tensor | None:
-        true = await averaged(desk, part, step)
+    async def lie_ahead(service: ObserverService, part: PartName, step: int) -> torch.Tensor | None:
+        true = await averaged(service, part, step)
         return torch.ones_like(true) if true is not None and lies_now(step, "ahead") else true
 
-    async def lie(desk: ObserverService, caller: PeerId, part: PartName, step: int) -> Payload:
-        true = await update(desk, caller, part, step)
+    async def lie(service: ObserverService, caller: PeerId, part: PartName, step: int) -> Payload:
+        true = await update(service, caller, part, step)
         return bytes(len(true)) if decided_too and lies_now(step, "decided") else true
 
     monkeypatch.setattr(ObserverService, "_wait_averaged", lie_ahead)

@@ -1,4 +1,4 @@
-"""Whoever dies, at whatever moment: everybody holds the state of the step before or of the one after, exactly.
+"""No matter who dies, at whatever moment: everybody holds the state of the step before or of the one after, exactly.
 
 Some moments of every kind; ``make nemesis`` has all events of a run, and several hundred of its messages. The benchmark
 ``trajectory`` kills real peers in every phase of their work, and starts trainers again.

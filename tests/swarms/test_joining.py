@@ -38,7 +38,7 @@ async def ready(peer: LocalPeer) -> PeerReady:
 
 @pytest.mark.parametrize("liars", [0, 200])
 def test_several_that_join_at_once_spread_over_the_stages(tmp_path: Path, liars: int) -> None:
-    """One stage has two replicas more than the other; whoever looked at the roster alone would take the same one.
+    """One stage has two replicas more than the other; anyone who looked at the roster alone would take the same one.
     Liars never come, and say all the time that they are on the way to that stage."""
     swarm = SimSwarm(tmp_path, hosts=5, trainers=1, run={"steps": 30}, stage_s={"forward": 0.05, "backward": 0.1})
     lies: list[bool] = []

@@ -1,4 +1,5 @@
-"""Whole runs in ``local`` mode: replicas train apart, meet at each close, and hold the same there, whoever dies."""
+"""Whole runs in ``local`` mode: replicas train apart, meet at each close, and hold the same there, no matter who
+dies."""
 
 from __future__ import annotations
 

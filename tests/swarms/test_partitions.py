@@ -1,4 +1,4 @@
-"""Whoever is cut off from whom, and for how long: the run has one history, and both sides say what happened."""
+"""No matter who is cut off from whom, and for how long: the run has one history, and both sides say what happened."""
 
 from __future__ import annotations
 

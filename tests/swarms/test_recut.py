@@ -99,7 +99,7 @@ async def test_run_goes_on_with_other_stages_where_it_was(before: int, sizes: st
     ids=["muon", "sgd", "local", "hosted"],
 )
 async def test_every_kind_of_state_is_cut(sections: dict[str, Any], tmp_path: Path) -> None:
-    """With what each keeps beside the weights: matrices' momentum, anchors and the outer optimizer's momentum."""
+    """With what each keeps next to the weights: matrices' momentum, anchors and the outer optimizer's momentum."""
     _, second, founded = await cut_anew(tmp_path, 2, "1,5", **sections)
     assert founded.resumed is not None
     before = whole(RunDirectory(tmp_path / "before").checkpoints)

@@ -1,4 +1,4 @@
-"""Runs that average in 4 bits: no replica differs, and what is rounded off survives whoever leaves in order."""
+"""Runs that average in 4 bits: no replica differs, and what is rounded off survives those who leave in order."""
 
 from __future__ import annotations
 

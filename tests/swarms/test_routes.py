@@ -1,4 +1,4 @@
-"""Microbatches stay in the organisation of their trainer, whoever dies, joins or leads."""
+"""Microbatches stay in the organisation of their trainer, no matter who dies, joins or leads."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def whole_batches(evidence: Evidence, limits: Limits, found: Findings) -> None:
 
 
 def steps_keep_coming(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I13: between two closings, each told by whoever swapped first, lies no longer gap than allowed; nor after the
+    """I13: between two closings, each told by the first to swap, lies no longer gap than allowed; nor after the
     last one, while more were waited for."""
     closed: dict[int, float] = {}
     for fact in evidence.of("StepClosed"):

@@ -1,4 +1,4 @@
-"""Bodies that a hostile peer may send: for each method those of its form, and those that are spoilt in one way or more.
+"""Bodies that a hostile peer may send: for each method those of its form, and those that are corrupted somehow.
 
 Each is plain data, as msgpack gives it; :func:`frames` packs them to at most a size, :func:`oversized` makes those that
 only members may send, :func:`well_formed` those that a method may answer. Everything is drawn from one seed.
@@ -48,11 +48,11 @@ def frames(rpc: AnyRpc, count: int, seed: int, most_bytes: int = MAX_BODY_BYTES)
         many = most_bytes // 128 if number % 4 == 0 else _FEW
         plain = _like(schema_of(rpc.request), rng, many)
         for _ in range(rng.choice((0, 1, 1, 2))):
-            plain = _spoilt(plain, rng, many)
+            plain = _corrupt(plain, rng, many)
         packed = msgpack.packb(plain, use_bin_type=True)
         while len(packed) > most_bytes:
             many //= 2
-            plain = _spoilt(_like(schema_of(rpc.request), rng, many), rng, many)
+            plain = _corrupt(_like(schema_of(rpc.request), rng, many), rng, many)
             packed = msgpack.packb(plain, use_bin_type=True)
         yield packed
 
@@ -122,7 +122,7 @@ def _scalar(schema: Any, rng: random.Random) -> Any:
     return rng.choice(_TEXTS) if kind == "str" else rng.choice((0, 1, 7))
 
 
-def _spoilt(plain: Any, rng: random.Random, many: int) -> Any:
+def _corrupt(plain: Any, rng: random.Random, many: int) -> Any:
     """The same with something wrong in it."""
     wrong = rng.choice(_WRONGS)(rng, many)
     if not isinstance(plain, dict) or not plain or rng.random() < 0.2:
@@ -133,7 +133,7 @@ def _spoilt(plain: Any, rng: random.Random, many: int) -> Any:
     inner = plain.get(key)
     if isinstance(inner, tuple) and inner and rng.random() < 0.5:
         return plain | {key: (*inner[: rng.randrange(len(inner))], wrong, *inner)}
-    return plain | {key: _spoilt(inner, rng, many) if isinstance(inner, dict) and rng.random() < 0.7 else wrong}
+    return plain | {key: _corrupt(inner, rng, many) if isinstance(inner, dict) and rng.random() < 0.7 else wrong}
 
 
 def _nest(rng: random.Random, many: int) -> Any:

@@ -7,7 +7,7 @@ member draws some of them in secret, asks for the sums, and reduces them again, 
   what it committed to, and so do those who check; at the end all compare the roots that they were given. So a member
   that hands the reducer one sum and others another is named itself.
 * What one member calls wrong, signed, all tell each other, and reduce it again before anybody leaves. A mean that is
-  wrong names its reducer at each of them. One that is right stays, whoever says otherwise.
+  wrong names its reducer at each of them. One that is right stays, no matter who says otherwise.
 * Who keeps a sum back, or gives up, is named for nothing but its own mean, and by nobody else than who had drawn it.
 
 Cost of a round of K members: a hash of the own sum and of all sums that are reduced here, some .3 ns a byte; K - 1
@@ -205,7 +205,7 @@ class RoundCheck:
         roots = told_roots(self._commitments)
         told = await self._tell(Checked.of(self._plan, turn=0, wrong=own, sums=roots), everybody)
         heard = {peer: said for one in told.values() for peer, said in self._signed(one).items()}
-        # Whoever is called wrong at one member only, is called so at all now: nobody leaves before it was looked at.
+        # One that is called wrong at one member only, is called so at all now: nobody leaves before it was looked at.
         again = await self._tell(Checked.of(self._plan, turn=1, wrong=heard), everybody)
         for by, one in again.items():
             heard |= {peer: said for peer, said in self._signed(one).items() if peer != by}
@@ -268,8 +268,8 @@ class RoundCheck:
         return None
 
     async def _judged(self, output: ReducedVector, accused: Iterable[ReduceChunk]) -> RoundFailed | None:
-        """Say which of the chunks that others call wrong is. One that is right stays, whoever says otherwise; where its
-        own reducer gives no sum for it, the round is void, and nobody is named for that."""
+        """Say which of the chunks that others call wrong is. One that is right stays, no matter who says otherwise;
+        where its own reducer gives no sum for it, the round is void, and nobody is named for that."""
         for chunk in sorted(accused, key=lambda chunk: chunk.index):
             right = await self._is_right(output, chunk)
             if right is False:

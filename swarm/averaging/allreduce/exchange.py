@@ -32,7 +32,7 @@ class Exchange:
     Each part has a tree (:mod:`swarm.averaging.schedules`). A member adds the sums of those below it to its own and
     asks the one above with it; the answer to a sum of a chunk *is* that chunk's result, which it passes on to those
     below. So reduce-scatter and all-gather are one call per chunk and pair, results wait in the output vector until
-    asked for, and back-pressure needs nothing else: whoever has a window of unanswered chunks of a part at a member
+    asked for, and back-pressure needs nothing else: anyone who has a window of unanswered chunks of a part at a member
     sends no more of it. Windows are a part's own, and all its members go through it in the same order, so its lowest
     unanswered chunk is always within everybody's window and the round cannot lock up.
     """
@@ -177,7 +177,7 @@ class Exchange:
         return sums
 
     async def _encoded(self, chunk: ReduceChunk) -> Payload:
-        """Our sum of a chunk as any reducer gets it, we ourselves too: whoever reduces, the bits are the same."""
+        """Our sum of a chunk as any reducer gets it, we ourselves too: no matter who reduces, the bits are the same."""
         if not self._plan.weights[self._me] or self._local is None:
             return b""
         values, codec = self._local[chunk.start : chunk.stop], self._plan.sums
@@ -232,7 +232,7 @@ class Exchange:
         async with asyncio.TaskGroup() as tasks:
             for peer in self._others:
                 tasks.create_task(self._sign_with(peer, message))
-            if not uncalled:  # whoever differs from most is known before all have answered, which then nobody does
+            if not uncalled:  # one that differs from most is known before all have answered, which then nobody does
                 tasks.create_task(self._inbox.wait_agreements())
         for peer in self._plan.outgoing if uncalled else ():
             self._inbox.agree(peer, digest)

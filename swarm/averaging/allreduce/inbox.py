@@ -130,7 +130,7 @@ class Inbox:
 
     Holds at most ``plan.window`` unreduced chunks of a part from each that is below us in its tree, and twice as many
     of who trades with us; a sum sent twice counts once, the first.
-    Whoever waits here is woken when the round ends, whichever way.
+    Anyone who waits here is woken when the round ends, whichever way.
     """
 
     def __init__(self, plan: RoundPlan, me: PeerId) -> None:
@@ -351,8 +351,8 @@ class Inbox:
         self._news.wake("checked")
 
     async def wait_checked(self, turn: int, members: Set[PeerId]) -> Mapping[PeerId, Checked]:
-        """What these say that they found, and whoever else has by then; those that others call wrong may say nothing.
-        Raises RoundFailed."""
+        """What these say that they found, and those who else have by then; those that others call wrong may say
+        nothing. Raises RoundFailed."""
         told = self._checked[turn].keys()
         await self._news.wait("checked", lambda: all(self.is_accused(peer) for peer in members - told))
         self.raise_failure()
@@ -393,7 +393,7 @@ class Inbox:
 
     def given_up_by(self, caller: PeerId, reason: str, now: float, culprit: PeerId | None = None) -> RoundFailed:
         """Return the failure of the round when another member says that it is void. Nobody is blamed for its word: only
-        whom we suspect ourselves, when we have waited so long that this means something; else one could frame whoever
+        whom we suspect ourselves, when we have waited so long that this means something; else one could frame those who
         is slow. In a round that follows others it must be the member that it names, if any is: all may wait for one
         that is in an earlier round and not in ours."""
         if self.judged is not None:
@@ -409,9 +409,9 @@ class Inbox:
         """Return, for a late round, the reason in words, and the members on which it broke, in rank order: only those
         that need not wait for others themselves. Nobody when all may be waiting for somebody else.
 
-        Whoever has not even answered whether it is in comes first: a link that swallows everything is at no other place
-        as plain to see. Then those that are not in, for all that are were let in without waiting for anybody; those
-        that owe a sum; and who alone has not signed, where all others hold the whole result.
+        One that has not even answered whether it is in comes first: a link that swallows everything is at no other
+        place as plain to see. Then those that are not in, for all that are were let in without waiting for anybody;
+        those that owe a sum; and who alone has not signed, where all others hold the whole result.
         """
         asked = self.plan.called_by(self.me)
         unsigned = set(self.plan.members) - self.agreements.keys()

@@ -170,8 +170,8 @@ async def average(
 ) -> RoundResult:
     """Carry the plans out, one after the other, and say so. Raises RoundFailed, after which nothing of the result
     exists: the caller repeats all as a new attempt once the ledger has a new contributor set. ``vector`` is only read.
-    Whoever is done with a round before others is let in and waits for them; where one fails, those that wait for us in
-    a later one are told. See :meth:`AllReduce.reduce`."""
+    Anyone who is done with a round before others is let in and waits for them; where one fails, those that wait for us
+    in a later one are told. See :meth:`AllReduce.reduce`."""
     for plan in plans:
         allreduce.expect(plan)
     results: list[RoundResult] = []

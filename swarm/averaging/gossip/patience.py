@@ -24,7 +24,7 @@ class PatientCalls(Generic[T]):
     """Calls to others, at most one at a time to each.
 
     A mixing waits for those who answered the last time, until a deadline from what answers took. Who misses it is
-    *late*: its call goes on beside the mixing and those that follow, and nobody waits for it before it has answered
+    *late*: its call goes on during the mixing and those that follow, and nobody waits for it before it has answered
     one, however late; what it then says is too old to be used. So a link that is slower than the deadline is measured
     all the same, and the deadline follows.
     """

@@ -1,6 +1,6 @@
 """The versions of a part that replicas which train apart show each other: the ``versions/1`` service.
 
-Nobody waits for anybody: whoever is asked shows the newest version it has, at once, whatever it does meanwhile.
+Nobody waits for anybody: anyone who is asked shows the newest version it has, at once, whatever it does meanwhile.
 """
 
 from __future__ import annotations

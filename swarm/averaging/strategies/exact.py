@@ -49,7 +49,7 @@ class Plain:
     again and again, and no manifest can ask for it.
 
     In each ``turn`` another member has nothing to reduce. So what breaks a round shows to others than before, and
-    whoever gives one member another result than the rest does so in all turns but one, in which the round is good.
+    anyone who gives one member another result than the rest does so in all turns but one, in which the round is good.
     ``outgoing`` ones reduce nothing ever. Where a single one can be called, it reduces in every turn. Each of those
     that reduce carries K/(K-1) of what it does when all reduce.
     """
@@ -124,7 +124,7 @@ class Hierarchy:
     has one replica).
 
     Across regions travels 2(R-1)/R of the vector for each of R delegates, whatever the number of replicas; with
-    `everyone` it is that for each replica. ``regions`` names each replica's; whoever has none is in "". The delegate
+    `everyone` it is that for each replica. ``regions`` names each replica's; one that has none is in "". The delegate
     changes with the step; those that are ``outgoing``, whom other regions call through a relay at best, are it only
     where nobody else is there.
     Source: hierarchical all-reduce, Jia et al., arXiv 1807.11205, section 3.3.

@@ -1,7 +1,7 @@
 """Build a model of ``transformers`` without its weights, and keep attention inside packed documents.
 
-Imports transformers, so whoever imports this file does so inside a function. Code that a config could have it download
-is switched off before.
+Imports transformers, so anyone who imports this file does so inside a function. Code that a config could have it
+download is switched off before.
 """
 
 from __future__ import annotations

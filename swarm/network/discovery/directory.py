@@ -189,8 +189,8 @@ class DHTDirectory:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     def _begun(self, operation: Coroutine[Any, Any, ResultT]) -> asyncio.Task[ResultT]:
-        """The operation as a task that whoever waits for it leaves alone: hivemind's searches leave tasks behind when
-        they are cancelled. Each of its calls ends within 2 s."""
+        """The operation as a task that the one who waits for it leaves alone: hivemind's searches leave tasks behind
+        when they are cancelled. Each of its calls ends within 2 s."""
         task = asyncio.get_running_loop().create_task(operation, name="directory")
         self._running.add(task)
         task.add_done_callback(self._forget)

@@ -38,7 +38,7 @@ GET = Rpc(f"{PUBLIC_PREFIX}get", GetManifest, ManifestSizes)
 
 
 class ManifestService:
-    """Serves one run's manifest to whoever asks."""
+    """Serves one run's manifest to anyone who asks."""
 
     def __init__(self, manifest: bytes, files: Mapping[str, bytes], *, named: bool = False) -> None:
         """Make it ready.

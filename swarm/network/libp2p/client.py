@@ -54,11 +54,11 @@ class DaemonClient(p2pclient.Client):  # type: ignore[misc]
         for pending in list(self.control._pending_calls.values()):
             if not pending.done():
                 pending.set_exception(P2PDaemonError(GONE))
-                pending.exception()  # retrieved: whoever waited may just have been cancelled
+                pending.exception()  # retrieved: the one who waited may just have been cancelled
 
     async def end(self) -> None:
-        """Close every connection, end what is still handled for others. Idempotent. Whoever is told now that a call has
-        failed may try the next one at once: nobody would ever answer that."""
+        """Close every connection, end what is still handled for others. Idempotent. One that is told now that a call
+        has failed may try the next one at once: nobody would ever answer that."""
         self._ended = True
         self.fail_pending()
         tasks = [task for task in (self.control._read_task, self.control._write_task) if task is not None]

@@ -38,7 +38,7 @@ class SocketDirectory:
     When that directory's path is too long for a socket, the sockets lie in a short private one under the system's
     temporary directory, named after user and process, which is removed at ``close``. What a killed process left is
     removed by the next one of the same user that starts: short directories wherever they belonged to, and in this
-    directory and those beside it the sockets, and a daemon that did not end with its peer (one that is stopped gets
+    directory and those next to it the sockets, and a daemon that did not end with its peer (one that is stopped gets
     the kernel's signal only when it goes on).
     """
 
@@ -66,8 +66,8 @@ class SocketDirectory:
         self._remove_sockets()
 
     def note_daemon(self, pid: int) -> None:
-        """This is our daemon now: whoever takes the directory after we were killed ends it, should it still be there.
-        Never raises: a full disk costs only that."""
+        """This is our daemon now: the one who takes the directory after we were killed ends it, should it still be
+        there. Never raises: a full disk costs only that."""
         with contextlib.suppress(OSError):
             _write(self._lock, f"{_stamp(os.getpid())} {_stamp(pid)}")
 
@@ -128,7 +128,7 @@ def _open_directory(path: Path) -> int:
 
 def sweep_under(parent: Path) -> None:
     """Remove the sockets and end the daemons that dead processes left in the run directories in ``parent``: a peer
-    that is started again gets a new one beside. For whoever starts peers, too, once they have ended. Only what names
+    that is started again gets a new one beside. For anyone who starts peers, too, once they have ended. Only what names
     its owner is looked at, and only its lock says that he is dead. Never raises."""
     with contextlib.suppress(OSError):
         for found in parent.glob(f"*/{_LOCK}"):

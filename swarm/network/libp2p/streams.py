@@ -40,7 +40,7 @@ class Outgoing:
         incoming: StreamServer,
         timeout_s: float,
     ) -> None:
-        """A dial takes ``timeout_s`` at most. What we call ourselves goes straight to ``incoming``. Whoever sets
+        """A dial takes ``timeout_s`` at most. What we call ourselves goes straight to ``incoming``. Anyone who sets
         ``on_lost`` is told of the peer to whom a stream broke; ``introduction`` is what is said to who asks for it."""
         self._me, self.dialler, self._supervisor = me, dialler, supervisor
         self._incoming, self._timeout_s = incoming, timeout_s
@@ -81,7 +81,7 @@ class Outgoing:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if dial.cancelled() and (task is None or not task.cancelling()):
-                # :meth:`close` ended the dial; nobody has cancelled whoever waits for it.
+                # :meth:`close` ended the dial; nobody has cancelled the one who waits for it.
                 raise Unreachable("this endpoint is closed", peer=target) from None
             raise
         return await self.stream(target, protocol) if stream.retired else stream
@@ -129,7 +129,7 @@ class Outgoing:
         if dial.cancelled() or dial.exception() is not None:
             return
         if outdated:
-            dial.result().retire()  # whoever waits for it dials again
+            dial.result().retire()  # the one who waits for it dials again
         else:
             # Streams to peers that are long gone would add up over a long run.
             self._callers = {each: stream for each, stream in self._callers.items() if stream.alive}
@@ -172,11 +172,11 @@ class _Served(NamedTuple):
 
 
 class StreamServer:
-    """Serves streams with the methods of one desk, until :meth:`close`."""
+    """Serves streams with the methods of one dispatcher, until :meth:`close`."""
 
-    def __init__(self, desk: Dispatcher, clock: Clock, meter: ByteMeter, public_protocol: str) -> None:
+    def __init__(self, dispatcher: Dispatcher, clock: Clock, meter: ByteMeter, public_protocol: str) -> None:
         """On streams of ``public_protocol`` only public methods may be called."""
-        self._desk, self._clock, self._public = desk, clock, public_protocol
+        self._dispatcher, self._clock, self._public = dispatcher, clock, public_protocol
         self.meter = meter
         """What went over these streams."""
         self._serving: dict[asyncio.Task[None], _Served] = {}
@@ -235,7 +235,9 @@ class StreamServer:
         if not self.known(peer):
             self._make_room()
         self._remember(peer)
-        stream = ServerStream(peer, self._desk, self._clock, self.meter, self._strangers, protocol == self._public)
+        stream = ServerStream(
+            peer, self._dispatcher, self._clock, self.meter, self._strangers, protocol == self._public
+        )
         task = asyncio.get_running_loop().create_task(stream.serve(reader, writer), name=f"serve {protocol[:16]}")
         self._serving[task] = _Served(peer, protocol, stream, writer)
         task.add_done_callback(self._served)

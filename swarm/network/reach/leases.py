@@ -24,7 +24,7 @@ RENEW_S = 10.0
 """How often reservations are renewed; a relay that is gone is replaced as soon."""
 
 ASKED_AFTER_S = (1.0, 5.5)
-"""A daemon is replaced within a second; whoever dialled meanwhile is kept by libp2p from dialling again for 5 s."""
+"""A daemon is replaced within a second; anyone who dialled meanwhile is kept by libp2p from dialling again for 5 s."""
 _ADDRESSES_PER_RELAY = 3
 _TRIED_AT_ONCE = 4
 _MAX_TRIED = 12

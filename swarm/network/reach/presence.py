@@ -198,7 +198,7 @@ class Recovery:
         not answer; cancel it when this daemon dies as well.
 
         We connect although they would: who dialled us while nobody listened is kept by libp2p from dialling
-        again for 5 s. Whoever called us and never told us its address is looked up.
+        again for 5 s. Anyone who called us and never told us its address is looked up.
         """
         with contextlib.suppress(Unreachable):
             await self._presence.tell_own()

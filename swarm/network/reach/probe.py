@@ -1,6 +1,6 @@
 """Measure a link before anything depends on it: bytes there and back, within bounds that hold for strangers.
 
-Whoever decides whether to take part at all is no member yet, and costs nothing to make up: so one caller may probe a
+One that decides whether to take part at all is no member yet, and costs nothing to make up: so one caller may probe a
 few times a minute, and all together for so many bytes that a flood of probes is less than one peer's averaging.
 """
 

@@ -5,7 +5,7 @@ other limits than 128 KiB and two minutes per connection (its start-up installs 
 one), which no tensor survives. The two ends run their own encrypted connection through the circuit, so a relay sees
 who talks to whom and how much, never what, and can change nothing unnoticed.
 
-Whoever has entered the run, which the public manifest suffices for, may ask to be called through us, and anybody may
+Anyone who has entered the run, which the public manifest suffices for, may ask to be called through us, and anybody may
 call. Members of the run, as :meth:`Relay.allow` says who they are, are served without limits of time and bytes; all
 others share the small bounds of :mod:`swarm.network.reach.relay_slots`. A relay that belongs to no run
 (:mod:`swarm.network.reach.standing`) knows those who have a reservation instead.

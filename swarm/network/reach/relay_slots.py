@@ -26,7 +26,7 @@ class RelayLimits:
     A *handshake* is a stream whose caller has not been connected yet. A circuit counts for both its ends and is
     a stranger's when one of them is; a pair of peers needs one. Those of strangers end after ``stranger_idle_s``
     without a byte (libp2p's own keep-alive sends some every 30 s) and carry ``stranger_bytes_per_s``, both ways
-    together. No total: whoever joins downloads its state before it is known. ``bytes_per_s`` is for all circuits
+    together. No total: anyone who joins downloads its state before it is known. ``bytes_per_s`` is for all circuits
     together, ``bytes_per_s_of_peer`` for those of one peer; None: no limit.
     """
 
@@ -71,7 +71,7 @@ class RelaySlots:
 
     @property
     def ends(self) -> frozenset[PeerId]:
-        """Whoever is at an end of a circuit, or of one that is being made."""
+        """Those at an end of a circuit, or of one that is being made."""
         return frozenset(end for slot in self._taken for end in (slot.caller, slot.target) if end is not None)
 
     def reserve(self, peer: PeerId, now: float) -> None:

@@ -143,7 +143,7 @@ class RelayFigures:
 
 
 class StandingRelay:
-    """Answers the public questions to a relay. Whoever has a slot is one of its own: strangers are those without."""
+    """Answers the public questions to a relay. Anyone who has a slot is one of its own: strangers are those without."""
 
     def __init__(self, reach: ReachService, relay: Relay, limits: StandingLimits) -> None:
         self._reach, self._relay, self._limits = reach, relay, limits

@@ -1,4 +1,4 @@
-"""What an endpoint says of itself to whoever does not know it, when it is asked to.
+"""What an endpoint says of itself to anyone who does not know it, when it is asked to.
 
 A call that is answered with :class:`~swarm.errors.Unadmitted` is made once more, when the introduction was heard; calls
 to one peer share one introduction.

@@ -42,9 +42,9 @@ FRAME_S = 60.0
 """How long the content of one frame, 4 MiB at most, may take to arrive: it holds memory, and one of few streams."""
 
 UNREAD_S = 300.0
-"""How long a peer may take nothing of what waits for it: whoever sends holds what is to be sent for as long. More than
-anybody is stopped for, or waits for a turn on a busy machine. The kernel makes room in pieces of up to 1.5 MiB, and
-shows no smaller ones: so this asks for 5 KiB/s, about what FRAME_S asks of a chunk on the other side. A peer that
+"""How long a peer may take nothing of what waits for it: the one who sends holds what is to be sent for as long. More
+than anybody is stopped for, or waits for a turn on a busy machine. The kernel makes room in pieces of up to 1.5 MiB,
+and shows no smaller ones: so this asks for 5 KiB/s, about what FRAME_S asks of a chunk on the other side. A peer that
 limits itself to 1 Mbit/s keeps up with that on 24 streams that bring payloads at once."""
 
 
@@ -60,7 +60,7 @@ class StreamOwner(FrameSink, Protocol):
 
 class SendTurns:
     """The turns of the senders on one stream: entered by one at a time, once the transport takes more.
-    ``written`` counts the bytes that were given to the transport, whoever wrote them."""
+    ``written`` counts the bytes that were given to the transport, no matter who wrote them."""
 
     def __init__(self) -> None:
         self.written = 0
@@ -88,7 +88,7 @@ class SendTurns:
         self._room.clear()
 
     def room(self) -> None:
-        """It does, or the stream is lost: whoever waits goes on."""
+        """It does, or the stream is lost: those who wait go on."""
         self._room.set()
 
 
@@ -319,7 +319,7 @@ class Link(asyncio.BufferedProtocol):
         self.lost = reason
         self._frames.cancel()
         self._reading.cancel()
-        self._turns.room()  # whoever waits wakes up and finds the stream lost
+        self._turns.room()  # those who wait wake up and find the stream lost
         self._owner.on_lost(reason)
 
     def _check_open(self) -> None:

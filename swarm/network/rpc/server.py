@@ -53,7 +53,7 @@ class ServerStream:
     """
 
     peer: PeerId
-    desk: Dispatcher
+    dispatcher: Dispatcher
     clock: Clock
     meter: ByteMeter
     strangers: StrangerBudget
@@ -182,7 +182,7 @@ class ServerStream:
 
     def _admit(self, content: memoryview, payload_bytes: int) -> Admitted:
         envelope = unpack_request(content)
-        return self.desk.admit(self.peer, envelope, payload_bytes, public=self.public)
+        return self.dispatcher.admit(self.peer, envelope, payload_bytes, public=self.public)
 
     def _refuse(self, header: Header, error: PeerError) -> None:
         if header.payload_bytes:
@@ -239,7 +239,7 @@ class ServerStream:
         open_call = self._calls.pop(call)
         if open_call.expiry is not None:
             open_call.expiry.cancel()
-        self.desk.release(self.peer, open_call.admitted)
+        self.dispatcher.release(self.peer, open_call.admitted)
 
     async def _answer(self, call: int, open_call: _Call) -> None:
         admitted = open_call.admitted

@@ -33,8 +33,9 @@ class MemoryRelief:
 
     async def after(self, error: Exception, *, alone: bool = True) -> PeerError:
         """Drop the graphs of all microbatches that wait, what their backwards left to do, and what torch keeps of the
-        device's memory. Return what to answer whoever wants the work: Busy, since there is room now, or a PeerError for
-        work that found no room MOST_ALONE times although nothing else was held. ``alone``: no other work was under way.
+        device's memory. Return what to answer the one who wants the work: Busy, since there is room now, or a PeerError
+        for work that found no room MOST_ALONE times although nothing else was held. ``alone``: no other work was under
+        way.
 
         ``error`` is what :func:`~swarm.device.is_out_of_memory` is true of. The frames that it came through are
         cleared, for they hold the tensors of the work that failed.

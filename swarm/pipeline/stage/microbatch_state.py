@@ -353,7 +353,7 @@ class MicrobatchState:
         return rest
 
     def accumulate(self, loss_sum: float, tokens: int) -> None:
-        """It was added to the sum. On the device thread, so that it is true whoever was cancelled meanwhile."""
+        """It was added to the sum. On the device thread, so that it is true no matter who was cancelled meanwhile."""
         self.loss = loss_sum, tokens
         self._move(Phase.ACCUMULATED)
 

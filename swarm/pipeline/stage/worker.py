@@ -197,7 +197,7 @@ class Worker:
             await self._add_weights(state)
 
     def _tell_of(self, state: MicrobatchState, sender: PeerId | None, times: float) -> None:
-        """Tell of who sent gradients that are far too long: they were scaled down, and spoilt nothing."""
+        """Tell of who sent gradients that are far too long: they were scaled down, and did no harm."""
         if sender is not None and times:
             part = stage_part(self._settings.stage)
             self._context.events.emit(GradientsFarOut(step=state.work.step, part=part, peer=sender, times=times))

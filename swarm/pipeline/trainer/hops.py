@@ -32,7 +32,7 @@ class JourneyPhase(Enum):
     BACKWARD = "backward"
     ADDING = "adding"  # every stage has added it; the trainer's own ends do so now
     COMPLETE = "complete"
-    VOID = "void"  # it cannot be computed, whoever tries
+    VOID = "void"  # it cannot be computed, no matter who tries
     LOST = "lost"  # nobody wants it any more
 
 
@@ -390,7 +390,7 @@ class HopAttempts:
         self._ask(at, attempt, now)
 
     def after(self, at: int, again: int, now: float) -> None:
-        """When the attempt at a hop is over, ask for the one beside it once more."""
+        """When the attempt at a hop is over, ask for the one next to it once more."""
         attempt = self._open.get(at)
         if attempt is None:
             self.start(again, None, f"stage {at} was asked again", now)
@@ -408,7 +408,7 @@ class HopAttempts:
 
     def not_sent(self, at: int, error: PeerError, now: float) -> str:
         """The call failed. Busy is waited for where only this replica can do it, else another is tried; on the way out
-        whoever was to send again is replaced itself. Returns why the journey cannot go on, else nothing."""
+        the one who was to send again is replaced itself. Returns why the journey cannot go on, else nothing."""
         attempt = self._open[at]
         assert attempt.send is not None  # noqa: S101 - it was performed
         if isinstance(error, Busy) and attempt.send.verb == "backward":
@@ -567,7 +567,7 @@ class HopAttempts:
         return f"stage {at} failed on {', '.join(dict.fromkeys(failed))}: {error.code}: {error.reason}"
 
     def answered(self, at: int, now: float) -> None:
-        """The hop was done: whoever failed on it before is left out for a while, unlike with poison."""
+        """The hop was done: the one who failed on it before is left out for a while, unlike with poison."""
         hop = self._way.hops[at]
         for other in set(hop.failed) - {hop.replica}:
             why = "it failed on a microbatch that another replica computed"

@@ -293,7 +293,7 @@ class Journey:
             if state.phase is JourneyPhase.ADDING:
                 await self._add()
         except Poisoned as poison:
-            self._do(state.spoilt(str(poison)))
+            self._do(state.poisoned(str(poison)))
             raise
         finally:
             self._do(state.abandoned("nobody waits for it any more"))

@@ -116,7 +116,7 @@ class JourneyState:
             self._end(JourneyPhase.COMPLETE, "every part has added it")
         return self._decided()
 
-    def spoilt(self, why: str) -> list[Directive]:
+    def poisoned(self, why: str) -> list[Directive]:
         """The trainer's own part cannot compute it."""
         self._end(JourneyPhase.VOID, why)
         return self._decided()
@@ -200,8 +200,8 @@ class JourneyState:
         return self._decided()
 
     def output(self, peer: PeerId, now: float) -> list[Directive]:
-        """The last stage's output arrived; one is enough, whoever of those that were asked sends it. Raises Refused
-        where that stage computes the loss."""
+        """The last stage's output arrived; one is enough, no matter who of those that were asked sends it. Raises
+        Refused where that stage computes the loss."""
         if self._hosted:
             raise Refused("the loss of this microbatch is computed by its last stage")
         if self.phase is JourneyPhase.FORWARD:
@@ -253,7 +253,7 @@ class JourneyState:
 
     def blocked(self, caller: PeerId, body: Blocked, now: float) -> list[Directive]:
         """A replica could not compute the microbatch, or not hand it on. Raises Refused from one that was never asked
-        about that hop or one beside it."""
+        about that hop or one next to it."""
         if body.hop > self.way.last or not self.way.began <= body.attempt <= self.way.attempt:
             raise Refused("no such hop, or attempt, of this microbatch")
         near = next((at for at in (body.hop, body.hop - 1, body.hop + 1) if self.way.ever_named(at, caller)), None)

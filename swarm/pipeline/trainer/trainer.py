@@ -184,7 +184,7 @@ class Trainer:
 
     def keep(self, step: int, count: int) -> None:
         """Only the first ``count`` microbatches started are leased, and count or are set aside. Of the others nothing
-        is reported any more, and our shard goes back to the first of them: whoever takes from it takes them again.
+        is reported any more, and our shard goes back to the first of them: the one who takes from it takes them again.
         Their journeys go on, each makes but one in a step: taken again in this one, what came of it is reported. What
         the ends added of them is else for :meth:`settle` to reverse."""
         left = self._issued.keep(step, count)
@@ -493,11 +493,11 @@ class Trainer:
         raise Refused("no such microbatch is under way here")
 
 
-# --- what goes on beside ----------------------------------------------------------------------------------------------
+# --- what goes on in the background -----------------------------------------------------------------------------------
 
 
 class TrainerTasks:
-    """What goes on beside whoever feeds the steps, early journeys from one step into the next: who feeds waits for
+    """What goes on while another feeds the steps, early journeys from one step into the next: who feeds waits for
     :meth:`failed` meanwhile, and ends them with :meth:`end`. ``changed`` is set when something for a microbatch is
     over; ``lost`` is told of a replica whose connection broke."""
 

@@ -35,7 +35,7 @@ Progress = Callable[[PartName, int, int], None]
 
 
 class BegunFile:
-    """A part's file while it is fetched: a :class:`~swarm.state.download.Sink`. It lies beside its name until every
+    """A part's file while it is fetched: a :class:`~swarm.state.download.Sink`. It lies next to its name until every
     chunk is there and right; what an earlier process left of it is kept as far as it is right.
 
     Every call opens it anew, and none makes it but :meth:`begin`: a thread of a download that was cancelled may be at

@@ -43,7 +43,7 @@ _SUM = "sha256"
 class CheckpointManifest(Section):
     """``record.json``: a step's parts by digest. ``detail`` is the writer's own JSON (the close record and its proof).
 
-    In the file stands beside it the sha256 of all that, so that a changed character is found."""
+    In the file stands next to it the sha256 of all that, so that a changed character is found."""
 
     run: DigestField
     step: Count

@@ -3,8 +3,8 @@ each chunk of the state has its place in it.
 
 First the header, then the parameters under their own names, then the optimizer's vectors under theirs, AdamW's as
 ``exp_avg.NAME`` and ``exp_avg_sq.NAME``, in the order of the layout and without the gaps of the flat vectors. The
-metadata holds the hashes of all chunks beside the digest that they give: whoever hands out a file describes it from its
-header alone.
+metadata holds the hashes of all chunks beside the digest that they give: anyone who hands out a file describes it from
+its header alone.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _checked(vectors: list[str]) -> tuple[str, ...]:
 
 
 class StoredParts:
-    """The parts below a root as whoever hands them out needs them: by name, hashes and chunks. Blocking. Headers read
+    """The parts below a root as one who hands them out needs them: by name, hashes and chunks. Blocking. Headers read
     last are remembered, as long as their file is the same. The bytes are handed out as they lie there: the receiver
     verifies them."""
 

@@ -19,7 +19,7 @@ from swarm.state.checkpoints.files import CheckpointManifest, HeldStep
 
 
 def manifest_with(proof: Proof) -> CheckpointManifest:
-    """Return the manifest to write beside the parts of the step that is proven."""
+    """Return the manifest to write next to the parts of the step that is proven."""
     record = proof.record
     return CheckpointManifest(
         run=record.run, step=record.step, parts=dict(record.digests), detail=proof.model_dump(mode="json")

@@ -71,8 +71,8 @@ class VoidRounds:
             }
 
     def unsigned(self, found: Disagreement) -> bool:
-        """Return whether whoever reduced may have given one of those that disagree other numbers than the rest: then
-        nobody is to blame yet, and the part goes plainly from now on, where all sign what they hold."""
+        """Return whether the one who reduced may have given one of those that disagree other numbers than the rest:
+        then nobody is to blame yet, and the part goes plainly from now on, where all sign what they hold."""
         unsigned = found.of_sums and found.part not in self.plainly
         if unsigned:
             self.plainly.add(found.part)
@@ -112,7 +112,7 @@ class VoidRounds:
 
 
 def _named(answers: Mapping[PeerId, Averaged], *, differs: bool) -> set[Blamed]:
-    """Return who names another as the one on whom it broke. That somebody ``differs`` is another matter: whoever
+    """Return who names another as the one on whom it broke. That somebody ``differs`` is another matter: the one who
     reduced may have given it other numbers."""
     return {
         (peer, PeerId(answer.culprit))
@@ -123,7 +123,7 @@ def _named(answers: Mapping[PeerId, Averaged], *, differs: bool) -> set[Blamed]:
 
 
 def _aborted(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
-    """Return who of a plain round says that another gave it up, where nobody says on whom it broke: whoever gives up
+    """Return who of a plain round says that another gave it up, where nobody says on whom it broke: one that gives up
     has to know. Not held against who was told so itself, unless by one that says the same of it."""
     told = {
         peer: PeerId(answer.aborted_by)
@@ -134,8 +134,8 @@ def _aborted(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
 
 
 def _unexplained(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
-    """Whoever holds the result of a plain round has everybody's signature: held against those that say it is void and
-    not who told them."""
+    """A member that holds the result of a plain round has everybody's signature: held against those that say it is void
+    and not who told them."""
     void = {peer for peer, answer in answers.items() if answer.failure and answer.aborted_by not in answers}
     return {(peer, other) for peer, answer in answers.items() if not answer.failure for other in void}
 
@@ -221,7 +221,7 @@ class AnswerRules:
             raise Violation(f"a vote on what no leader can have proposed: {error}", peer=peer) from error
 
     def _check_possible(self, vote: Vote) -> None:
-        """What many accepted is looked at once, with all its signatures: whoever tells of it in whichever term."""
+        """What many accepted is looked at once, with all its signatures: no matter who tells of it, in which term."""
         shown = vote.model_copy(update={"term": vote.record.term})
         if shown not in self._possible:
             self._accepts.check_possible(self._roster, vote)

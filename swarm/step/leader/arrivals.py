@@ -35,7 +35,7 @@ class Arrivals:
         self._said: dict[PeerId, Arrived] = {}
 
     async def wait(self, out: Collection[PeerId]) -> None:
-        """Return when the step can be closed without whoever is late by then; of those that are ``out`` nobody is
+        """Return when the step can be closed without those who are late by then; of those that are ``out`` nobody is
         asked. Who is cut off is not late, but left out as ever: what it learnt may be lost. Raises Superseded and
         WrongStep. Cancelled, it leaves no question behind."""
         head = self._context.history.head

@@ -155,7 +155,7 @@ class TermCalls:
                         break
         finally:
             await ended(asking.values())
-        self._context.desk.late_answers |= late({peer: took[peer] if peer in said else seconds for peer in asking})
+        self._context.lead.late_answers |= late({peer: took[peer] if peer in said else seconds for peer in asking})
         return {peer: said[peer] for peer in asking if peer in said}
 
     async def _answer(
@@ -179,10 +179,10 @@ class TermCalls:
             return error
 
     async def tell(self, decide: Decide, told: set[PeerId]) -> None:
-        """Tell everybody who is there what was decided; ourselves last, so that whoever sees it knows all were told.
-        Those that have heard it are ``told``; each of the others finds out by itself, as whoever is late for the close
+        """Tell everybody who is there what was decided; ourselves last, so that anyone who sees it knows all were told.
+        Those that have heard it are ``told``; each of the others finds out by itself, as one that is late for the close
         does where the word does not reach it meanwhile. So do we, when our own close takes longer than an answer may:
-        it goes on, and whoever waits for the next step hears of its end."""
+        it goes on, and those who wait for the next step hear of its end."""
         me, gone, timeout_s = self._context.calls.me, self._context.liveness.gone, self._context.timeout_s()
 
         async def one(peer: PeerId) -> None:

@@ -97,7 +97,7 @@ class BatchCollection:
             await asyncio.gather(telling, return_exceptions=True)
         if committed is not None:
             self._tell_fruitless(0.0)
-        # Whoever is found gone is so at once; those who wait for changes are told some turns later. Between this
+        # One that is found gone is so at once; those who wait for changes are told some turns later. Between this
         # and the question that names who is there nothing else runs.
         return committed if self.out.keys() == out.keys() else None
 

@@ -171,7 +171,7 @@ class StepBook:
 
     async def wait_given_back(self) -> None:
         """Return when a microbatch was put aside, or a lease not used, since this returned last: there is quota again,
-        for whoever asks."""
+        for anyone who asks."""
         await self._given_back.wait()
         self._given_back.clear()
 

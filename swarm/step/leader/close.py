@@ -134,8 +134,8 @@ class StepClose:
         if not proposal.record.void and proposal.record.term == self.term:
             self._tell_slow(proposal.record)
             # Who was late to vote for this very record is still to be told of.
-            desk, said = self._context.desk, self._answered_late
-            desk.late_answers = {peer: one for peer, one in desk.late_answers.items() if said.get(peer) is not one}
+            lead, said = self._context.lead, self._answered_late
+            lead.late_answers = {peer: one for peer, one in lead.late_answers.items() if said.get(peer) is not one}
         return proposal.record
 
     def _tell_moves(self, before: CloseRecord, changes: Changes) -> None:
@@ -267,7 +267,7 @@ class StepClose:
 
     def _proposal(self, applied: AppliedTable, missing: Collection[PeerId], moves: Sequence[Reassign]) -> Propose:
         """Return the record, with who joins, leaves and moves. Raises Superseded when the run may not become that: what
-        was asked is forgotten with the term, and whoever still wants it asks again."""
+        was asked is forgotten with the term, and anyone who still wants it asks again."""
         attempt, averaged = applied.reconciled.asked, applied.reconciled.answers
         lost = [peer for peer in self.book.roster.peers if peer not in {*attempt.live, *attempt.late}]
         try:
@@ -299,9 +299,9 @@ class StepClose:
     def _slow(self, attempt: Reconcile, absent: Collection[str]) -> dict[str, Slow]:
         """Return what the record says of members that hold steps up: for whom we had to wait in this one, and for whose
         answers after the last record of ours."""
-        desk, me = self._context.desk, self._context.calls.me
-        self._answered_late = dict(desk.late_answers)
-        late_for_us = {**desk.late_answers, **self._asks.kept_waiting}
+        lead, me = self._context.lead, self._context.calls.me
+        self._answered_late = dict(lead.late_answers)
+        late_for_us = {**lead.late_answers, **self._asks.kept_waiting}
         self._held_up = {peer: found for peer, found in late_for_us.items() if peer in attempt.live}
         return following(self.book.roster.slow, self.book.step, self.book.roster.peers, absent, (me, self._held_up))
 

@@ -103,7 +103,7 @@ class Isolation:
 
     def ends_at(self) -> float | None:
         """Return when it is :meth:`over` (seconds since the epoch) if nobody comes back; None: never."""
-        self._look()  # whoever asks may have found out before run() has
+        self._look()  # anyone who asks may have found out before run() has
         head, grace_s = self._at.head, self._context.rules.quorum_grace_s
         if self._since is None or head is None or not may_go_on_alone(head, self._context.liveness.gone, grace_s):
             return None
@@ -214,7 +214,7 @@ class Reconnection:
             await self._context.clock.sleep(LOOK_S)
 
     async def _is_with_us(self, peer: PeerId) -> bool:
-        """Return whether who has closed that step already follows our lineage: whoever closed another has left us
+        """Return whether who has closed that step already follows our lineage: one that closed another has left us
         out."""
         try:
             newest = await self._context.calls.ask(peer, START, StartRequest(part=None), timeout_s=ASK_S)

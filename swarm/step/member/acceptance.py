@@ -145,8 +145,8 @@ class AcceptanceRules:
         self._check_content(roster, record)  # what is accepted must be possible, or later leaders could not go on
 
     def check_possible(self, roster: Roster, vote: Vote) -> None:
-        """Raises Refused or Violation for a record that no member can have accepted in this step, whoever says that it
-        did: what every member can check, and would refuse as well."""
+        """Raises Refused or Violation for a record that no member can have accepted in this step, no matter who says
+        that it did: what every member can check, and would refuse as well."""
         body = Propose(record=vote.record, changes=vote.changes, term=vote.term, evidence=vote.evidence)
         if vote.record.void:
             self.check_void(roster, body)

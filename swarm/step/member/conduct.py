@@ -119,7 +119,7 @@ class Vetoes:
 
     def _quota(self, record: CloseRecord, there: Sequence[PeerId]) -> str:
         """Name the trainer that fed more of the step than is its share among those that were there throughout. Asked of
-        the first term's records: what was computed when a leader was lost counts whoever did it."""
+        the first term's records: what was computed when a leader was lost counts no matter who did it."""
         most, fed = self.rules.quota(record.step, there), Counter(one.microbatch.trainer for one in record.committed)
         for trainer in there:
             if fed[trainer] > most[trainer]:

@@ -38,7 +38,7 @@ no microbatch and no round takes longer, and who stalls one step makes nobody mo
 
 ATTEMPTS = 3
 """One term may close for so many times what a leader may take for one thing, and once more for each member that was
-missed: whoever always finds something else to ask is succeeded, too."""
+missed: a leader that always finds something else to ask is succeeded, too."""
 
 
 class LeaderProgress(NamedTuple):

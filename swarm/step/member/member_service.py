@@ -4,7 +4,7 @@ prepare → reconcile → apply → propose → decide. Each may be repeated, in
 changes the weights that microbatches are computed with before ``decide``, and after it nothing changes them back.
 
 What cannot be begun twice, the averaging round and the swap, is not the handler's but the step's: it goes on when the
-leader no longer listens, and whoever asks again gets its outcome, a failure too.
+leader no longer listens, and anyone who asks again gets its outcome, a failure too.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ class MemberService:
             await state.accept(vote, context.me)
 
     async def _check(self, state: OpenStep, body: Propose, there: Collection[str]) -> None:
-        """Raises Refused or Violation for a record that cannot be that of this step, whoever looks at it; and, unless
-        it may have been decided already, Busy and Refused for one that goes against what is known here alone."""
+        """Raises Refused or Violation for a record that cannot be that of this step, no matter who looks at it; and,
+        unless it may have been decided already, Busy and Refused for one that goes against what is known here alone."""
         record, at, accepts = body.record, self._at, self._accepts
         if record.void:
             accepts.check_void(at.roster, body)
@@ -387,7 +387,7 @@ class MemberService:
 
     async def _open_next(self, record: CloseRecord) -> None:
         at, life, ballot = self._at, self._at.life, self._at.open.ballot
-        # Whoever gets the state that it has once more must not forget what it promised and accepted on top of it.
+        # One that gets the state that it has once more must not forget what it promised and accepted on top of it.
         if record.step + 1 != at.open_step:
             # One file holds the vote: no older one comes after it.
             await ballot.retire(f"step {at.open_step} is closed")

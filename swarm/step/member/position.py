@@ -80,7 +80,8 @@ class Position:
         return head is not None and self.rules.over(head)
 
     def go_back(self, decision: Decision) -> None:
-        """The run goes back with this decision: whoever asks is busy until the position that follows takes over."""
+        """The run goes back with this decision: one that asks is told that we are busy until the position that follows
+        takes over."""
         self.back, self.cut_off = decision, f"the run goes back to step {decision.record.step}"
 
     def names(self, record: CloseRecord) -> bool:

@@ -1,4 +1,4 @@
-"""The leader of the open step as this peer's trainer talks to it, whoever that is by now."""
+"""The leader of the open step as this peer's trainer talks to it, no matter who that is by now."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TrainerBook:
 
 
 class RemoteLeader:
-    """Leases, completions and what is put aside, told to whoever leads; when another takes over, it is told all again.
+    """Leases, completions and what is put aside, told to the leader; when another takes over, it is told all again.
 
     Every call goes on until a leader has answered or the step is closed (WrongStep). It is also the ``feed/1`` service,
     through which a leader says that there is quota again.
@@ -200,7 +200,7 @@ class RemoteLeader:
         await self._until_told(book, tell, NOT_COUNTED)
         book.again.set()  # the leader has room for another of ours, and the batch waits for it
 
-    # --- whoever leads -------------------------------------------------------------------------------------------
+    # --- the leader -------------------------------------------------------------------------------------------
 
     def _opened(self, step: int) -> TrainerBook:
         """Return the book of the open step. Raises WrongStep for another."""
@@ -218,8 +218,8 @@ class RemoteLeader:
         tell: Callable[[PeerId, int], Awaitable[AnswerT]],
         final: tuple[type[PeerError], ...] = (),
     ) -> AnswerT:
-        """Return what the leader answers, whoever it is; a new one hears first what was begun, and so does one that
-        says no, as it may not know. Raises what is ``final`` of that, and WrongStep for a closed step."""
+        """Return what the leader answers, no matter who it is; a new one hears first what was begun, and so does one
+        that says no, as it may not know. Raises what is ``final`` of that, and WrongStep for a closed step."""
         patience = ExponentialBackoff()
         while True:
             if self._at.open_step != book.step or not self._at.is_member:
@@ -259,7 +259,7 @@ class RemoteLeader:
                 raise Busy("what was fed early counts no more: asked again without it", peer=leader)
             kept = frozenset(started[: answer.kept])
             self.begun.keep(step, len(kept))
-            # Whoever was asked before this has nothing to say any more.
+            # The one asked before this has nothing to say any more.
             book.leased, book.ready, book.term = len(kept), 0, -1
             book.reports = {m: report for m, report in book.reports.items() if m in kept}
             book.aside = {m: aside for m, aside in book.aside.items() if m in kept}

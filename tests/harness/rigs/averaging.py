@@ -118,11 +118,11 @@ class TappedEndpoint:
 
     def replace_handler(self, rpc: Rpc[Any, Any], handle: Handler) -> None:
         """Make this peer answer a method otherwise."""
-        methods = self._inner.desk._methods
+        methods = self._inner.dispatcher._methods
         methods[rpc.name] = dataclasses.replace(methods[rpc.name], handle=handle)
 
     def handler(self, rpc: Rpc[Any, Any]) -> Handler:
-        return self._inner.desk._methods[rpc.name].handle
+        return self._inner.dispatcher._methods[rpc.name].handle
 
     async def call(
         self,

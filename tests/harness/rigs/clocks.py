@@ -24,7 +24,7 @@ from swarm.sim.loop import new_loop, run_world
 T = TypeVar("T")
 
 QUIET_TURNS = 400
-"""After so many, whoever does not wait for the time waits for somebody who does."""
+"""After so many, one that does not wait for the time waits for somebody who does."""
 
 
 async def turns(count: int = 60) -> None:
@@ -84,7 +84,7 @@ class TickingClock(LoopClock):
 
 
 class HandClock:
-    """Time that goes on when told; whoever sleeps so long wakes."""
+    """Time that goes on when told; those who sleep so long wake."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -138,7 +138,7 @@ async def in_time(clock: JumpClock, task: asyncio.Task[T]) -> T:
 
 
 LONGEST_S = 3600.0
-"""What a test may take, in virtual seconds: whoever waits beside a heartbeat for what never comes fails, too."""
+"""What a test may take, in virtual seconds: the one who waits beside a heartbeat for what never comes fails, too."""
 
 
 def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:

@@ -329,8 +329,9 @@ class Ballots(RuleBasedStateMachine):
             self.check_shown(one, decided)
 
     def check_shown(self, leader: TermLeader, decided: str) -> None:
-        """Check that whoever sees a leader's promises accepts what was decided, whatever he knows otherwise, but where
-        only the leader itself has accepted it: then the others' promises show it to the leader of another term."""
+        """Check that anyone who sees a leader's promises accepts what was decided, whatever he knows otherwise, but
+        where only the leader itself has accepted it: then the others' promises show it to the leader of another
+        term."""
         promises = {
             PeerId(f"{voter}"): SignedPromise(
                 accepted=None if one.vote is None else one.vote.accepted, free=one.free, signature=bytes(64)

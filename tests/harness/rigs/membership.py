@@ -173,13 +173,15 @@ class ObserverBench:
         self.replicas = tuple(replicas)
         self.twists: Twists = {}
         self.donors = {peer: StateDonor(self.clock, max_downloads=downloads, run=inline) for peer in replicas}
-        self.desks = {
+        self.services = {
             peer: ObserverService(self._standing, donor, self._snapshot(peer), Observers(donor, self.clock))
             for peer, donor in self.donors.items()
         }
         self.parts = {peer: self.run.part.snapshot() for peer in replicas}
         nothing = StateDonor(self.clock)
-        self.desks[CONTACT] = ObserverService(self._standing, nothing, _holds_nothing, Observers(nothing, self.clock))
+        self.services[CONTACT] = ObserverService(
+            self._standing, nothing, _holds_nothing, Observers(nothing, self.clock)
+        )
         self.leaving = False
         self.told: list[int] = []
         self.endpoints: dict[PeerId, SimEndpoint] = {}
@@ -190,9 +192,9 @@ class ObserverBench:
         return RunStanding(founder=CONTACT, closed=closed, waiting_for=waiting, leaving=self.leaving)
 
     @property
-    def desk(self) -> ObserverService:
+    def service(self) -> ObserverService:
         """Return the first donor's."""
-        return self.desks[self.replicas[0]]
+        return self.services[self.replicas[0]]
 
     @property
     def donor(self) -> StateDonor:
@@ -202,12 +204,12 @@ class ObserverBench:
     @property
     def contact(self) -> ObserverService:
         """Return the contact's."""
-        return self.desks[CONTACT]
+        return self.services[CONTACT]
 
     async def open(self) -> None:
         """Have everybody enter the network and publish what was decided so far."""
         for peer in self.replicas:
-            await self.on_network(peer, self.desks[peer], self.donors[peer])
+            await self.on_network(peer, self.services[peer], self.donors[peer])
         await self.on_network(CONTACT, self.contact)
         await self.on_network(JOINER)
         for decision in self.run.decisions:
@@ -223,10 +225,10 @@ class ObserverBench:
 
     async def publish(self, decision: Decision, *who: PeerId) -> None:
         """Have the donors and the contact, or some of them, decide and swap."""
-        for peer in who or tuple(self.desks):
+        for peer in who or tuple(self.services):
             if peer in self.parts:
                 self.parts[peer] = self.run.part.snapshot()
-            await self.desks[peer].publish(decision, STAGE if peer in self.parts else None)
+            await self.services[peer].publish(decision, STAGE if peer in self.parts else None)
 
     async def close(self, roster: Roster | None = None, **more: Any) -> Decision:
         """Close one more step of the run."""
@@ -267,7 +269,7 @@ class ObserverBench:
     @property
     def kept(self) -> list[int]:
         """Return the steps whose update the donor keeps in memory."""
-        return self.desk._updates.steps(STAGE)
+        return self.service._updates.steps(STAGE)
 
     @property
     def states(self) -> int:

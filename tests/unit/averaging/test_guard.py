@@ -50,7 +50,7 @@ def test_honest_sums_are_left_in_however_their_weights_differ(weights: tuple[int
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "corrupt",
     [
         lambda values: values * -10,
         lambda values: values * 1e30,
@@ -59,11 +59,11 @@ def test_honest_sums_are_left_in_however_their_weights_differ(weights: tuple[int
     ],
 )
 @pytest.mark.parametrize("count", [3, 4, 5])
-def test_loud_sum_is_left_out_and_no_other(count: int, spoil: Callable[[Values], Values]) -> None:
+def test_loud_sum_is_left_out_and_no_other(count: int, corrupt: Callable[[Values], Values]) -> None:
     by_peer = dict.fromkeys(names(count), 64)
     sums = honest(by_peer)
     bad = names(count)[1]
-    sums[bad] = spoil(sums[bad])
+    sums[bad] = corrupt(sums[bad])
     assert far_out(sums, by_peer) == [bad]
 
 

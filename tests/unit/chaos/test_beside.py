@@ -24,7 +24,9 @@ def _fail() -> None:
 def test_what_cannot_be_done_later_is_a_problem_unless_the_play_is_over(tmp_path: Path) -> None:
     world = ContainerWorld(tmp_path)
     world.later.unless_over(_fail)
-    assert world.problems() == ("what was to be done beside was not: EngineError: the engine does not answer",)
+    assert world.problems() == (
+        "what was to be done in the background was not: EngineError: the engine does not answer",
+    )
     world.over.set()
     world.later.unless_over(_fail)
     assert len(world.problems()) == 1

@@ -55,7 +55,7 @@ class Stamped:
 
 
 class PretendRun:
-    """A sound run of three hosts and a trainer, whose events and records a test then spoils."""
+    """A sound run of three hosts and a trainer, whose events and records a test then corrupts."""
 
     def __init__(self) -> None:
         self.events: dict[str, list[Stamped]] = {peer: [] for peer in (*HOSTS, TRAINER)}
@@ -197,7 +197,7 @@ def test_sound_run_passes_and_everything_was_looked_at() -> None:
     assert run.report(target=TARGET, gap_s=11.0) == {}
 
 
-Spoil = Callable[[PretendRun], None]
+Corrupt = Callable[[PretendRun], None]
 
 
 def commit_again(run: PretendRun) -> None:
@@ -331,7 +331,7 @@ def evict_the_slow(run: PretendRun) -> None:
     run.say("host0", 3, PeerLost(peer=PeerId("host1"), name="host1", reason="no answer"))
 
 
-BROKEN: dict[Spoil, dict[str, int]] = {
+BROKEN: dict[Corrupt, dict[str, int]] = {
     commit_again: {"I1": 1, "I2": 1, "I3": 2, "I10": 3},
     leave_out_of_the_list: {"I1": 1},
     lose_one: {"I2": 1, "I8": 1, "I10": 3},
@@ -362,11 +362,11 @@ BROKEN: dict[Spoil, dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", BROKEN, ids=lambda spoil: spoil.__name__)
-def test_broken_run_fails_by_the_name_of_what_it_broke(spoil: Spoil) -> None:
+@pytest.mark.parametrize("corrupt", BROKEN, ids=lambda corrupt: corrupt.__name__)
+def test_broken_run_fails_by_the_name_of_what_it_broke(corrupt: Corrupt) -> None:
     run = PretendRun()
-    spoil(run)
-    assert run.report(target=TARGET) == BROKEN[spoil]
+    corrupt(run)
+    assert run.report(target=TARGET) == BROKEN[corrupt]
 
 
 @pytest.mark.parametrize(
@@ -399,10 +399,10 @@ def test_every_fault_says_when_it_is_over() -> None:
     assert sum(map(len, families)) == len(set().union(*families))
 
 
-@pytest.mark.parametrize("spoil", [evict_the_slow, use_the_dead])
-def test_who_misses_whom_when_all_leave_does_not_count(spoil: Spoil) -> None:
+@pytest.mark.parametrize("corrupt", [evict_the_slow, use_the_dead])
+def test_who_misses_whom_when_all_leave_does_not_count(corrupt: Corrupt) -> None:
     run = PretendRun()
-    spoil(run)
+    corrupt(run)
     assert run.report(target=TARGET, until=26.0) == {}
 
 
@@ -518,10 +518,10 @@ def test_microbatch_that_was_set_aside_is_not_lost_and_leaves_no_hole() -> None:
     gone, left = run.records[2].committed[0], run.records[2].committed[1:]
     lose_one(run)
     assert run.report(target=TARGET) == {"I2": 1, "I8": 1, "I10": 3}
-    said = JourneySetAside(step=2, microbatch=gone.microbatch, reason="it is not finite, whoever computes it")
+    said = JourneySetAside(step=2, microbatch=gone.microbatch, reason="it is not finite, no matter who computes it")
     run.say(gone.microbatch.trainer, 2, said)  # what its trainer says is in no record
     assert run.report(target=TARGET) == {"I2": 1, "I8": 1, "I10": 3}
-    aside = Quarantined(microbatch=gone.microbatch, reason="it is not finite, whoever computes it")
+    aside = Quarantined(microbatch=gone.microbatch, reason="it is not finite, no matter who computes it")
     run.rewrite(2, committed=left, aside=(aside,))
     assert run.report(target=TARGET) == {"I8": 1}
 
@@ -552,7 +552,7 @@ def test_files_of_a_run_are_read_from_the_directory_above_them(tmp_path: Path) -
     assert event_hash(gather([tmp_path])) == event_hash(gather([tmp_path / "peers"]))
 
 
-def test_line_torn_by_a_kill_is_no_failure_but_a_spoilt_one_is(tmp_path: Path) -> None:
+def test_line_torn_by_a_kill_is_no_failure_but_a_corrupt_one_is(tmp_path: Path) -> None:
     PretendRun().write(tmp_path)
     history = tmp_path / "host1" / "history.jsonl"
     whole = history.read_bytes()
@@ -574,13 +574,13 @@ def test_history_lines_with_their_proof_are_read_too(tmp_path: Path) -> None:
 
 
 def test_command_line_names_failures_and_ends_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sound, spoilt = PretendRun(), PretendRun()
-    drift(spoilt)
+    sound, corrupt = PretendRun(), PretendRun()
+    drift(corrupt)
     sound.write(tmp_path / "sound")
-    spoilt.write(tmp_path / "spoilt")
+    corrupt.write(tmp_path / "corrupt")
     assert main([str(tmp_path / "sound")]) == 0
     assert "0 failures" in capsys.readouterr().out
-    assert main([str(tmp_path / "spoilt"), "--target", str(TARGET)]) == 1
+    assert main([str(tmp_path / "corrupt"), "--target", str(TARGET)]) == 1
     assert "I5 step 4, host1: other digests of stage-0" in capsys.readouterr().out
     assert main([str(tmp_path / "nowhere")]) == 2
 

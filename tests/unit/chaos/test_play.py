@@ -188,9 +188,9 @@ def test_a_schedule_that_strikes_nobody_is_a_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("until", [{"minutes": 0.01}, {"steps": 40}], ids=lambda until: next(iter(until)))
-def test_farewells_are_not_what_happened(tmp_path: Path, until: dict[str, float]) -> None:
+def test_departures_are_not_what_happened(tmp_path: Path, until: dict[str, float]) -> None:
     class Talkative(MadeUpWorld):
-        """Whoever leaves is missed by the others."""
+        """Those who leave are missed by the others."""
 
         def stop(self, names: Iterable[str], grace_s: float) -> None:
             self.say("host-0-0", "PeerLost", peer="x", reason="")

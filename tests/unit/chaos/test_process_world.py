@@ -203,8 +203,8 @@ def test_links_are_commanded_and_what_needs_them_is_refused_without(tmp_path: Pa
         world.inflict(SlowLink(("a", "b"), LinkShape(latency_s=1.0)))
         assert traffic.shape("b", "a").latency_s == 1.0
         world.inflict(CorruptBytes(("a", "b"), 2))
-        assert links.proxy.spoils_left("a", "b") == 2
-        assert world.problems() == ("corrupt_bytes: too little passed from a to b to be spoilt",)
+        assert links.proxy.corrupt_left("a", "b") == 2
+        assert world.problems() == ("corrupt_bytes: too few bytes passed from a to b",)
         world.inflict(Heal())
         assert not traffic.is_cut("a", "b")
         assert traffic.shape("a", "b") == LinkShape()

@@ -105,7 +105,7 @@ def test_a_strike_for_many_is_one_and_a_strike_for_one_is_one_for_each() -> None
     assert (slow.strike.fault.shape.bytes_per_s, slow.strike.fault.shape.loss) == (1e6, 0.1)
 
 
-def test_bytes_are_spoilt_between_each_of_these_and_each_of_those() -> None:
+def test_bytes_are_corrupted_between_each_of_these_and_each_of_those() -> None:
     entry = {"do": "corrupt_bytes", "peers": ["host-0-*"], "others": ["host-1-*"], "messages": 2, "at_s": 3}
     scenario = _with(fault=[entry])
     pairs = {one.strike.fault: one.strike.label for one in planned(scenario, _cast(scenario))}

@@ -17,7 +17,7 @@ def test_an_event_is_stamped_when_it_was_written_however_late_it_is_read() -> No
     stamps = Stamps(lambda: now[0])
     watch = RunWatch(stamps)
     for monotonic, read, step in ((50.0, 1000.02, 1), (60.0, 1010.0, 2), (65.0, 1031.0, 3), (71.0, 1031.0, 4)):
-        now[0] = read  # the third was read 16 s late: whoever reads was striking
+        now[0] = read  # the third was read 16 s late: the reader was striking
         stamps.tell(monotonic)
         watch.hear("host-0", "StepClosed", {"step": step})
     assert [round(wall, 2) for wall in watch.closed.values()] == [1000.02, 1010.0, 1015.0, 1021.0]

@@ -1,4 +1,4 @@
-"""Votes: whatever is lost, repeated, late or out of order, and whoever leads, one record at most is decided."""
+"""Votes: whatever is lost, repeated, late or out of order, and no matter who leads, one record at most is decided."""
 
 from __future__ import annotations
 

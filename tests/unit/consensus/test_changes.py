@@ -305,5 +305,5 @@ def test_whatever_was_asked_the_leaders_changes_are_accepted_and_the_run_can_go_
     assert set(after.peers) - set(roster.peers) <= {join.member.peer for join in joins}
     for refused in set(leaving) & set(after.peers):
         assert rules.spared(roster, [leave.peer for leave in changes.leaves], refused) is not None
-    # Whoever gathers the same requests in another order grants the same.
+    # Anyone who gathers the same requests in another order grants the same.
     assert rules.gather(roster, joins[::-1], leaves[::-1]) == changes

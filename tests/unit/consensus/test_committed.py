@@ -71,7 +71,7 @@ def test_microbatches_that_follow_each_other_share_all_but_what_is_their_own() -
 
 @pytest.mark.parametrize("hops", [1, 2, 9])
 def test_large_step_of_short_routes_is_a_body_that_arrives(hops: int) -> None:
-    """A body may have an element for eight of its bytes; whoever sends one must not be taken for a peer that floods."""
+    """A body may have an element for eight of its bytes; a sender of one must not be taken for a peer that floods."""
     rows = [
         Contribution(
             microbatch=MicrobatchId(PeerId("T"), "0" * 16, n % 2, n), tokens=8, loss_sum=1.5, route=("A",) * hops

@@ -330,7 +330,7 @@ async def test_member_that_voted_for_its_former_life_is_not_cut_off_when_the_run
 async def test_vote_of_a_closed_step_that_a_slow_disk_takes_late_does_not_replace_the_next(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is started there anew would take it for proof that nothing was voted since."""
+    """One that is started there anew would take it for proof that nothing was voted since."""
     slow, started, write = threading.Event(), threading.Event(), VoteFile.write
 
     def stalls(file: VoteFile, left: KeptVote) -> None:

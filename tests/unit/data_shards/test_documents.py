@@ -125,8 +125,8 @@ def test_plan_is_kept_and_made_anew_where_it_is_another_or_torn(
     kept = shard.path / f"rows-{CONTEXT}.bin"
     assert kept.stat().st_mode & 0o777 == 0o600
     data = kept.read_bytes()
-    for spoilt in (b"", data[:-4], b"{" + data, data.replace(b'"context": 16', b'"context": 15')):
-        kept.write_bytes(spoilt)
+    for corrupt in (b"", data[:-4], b"{" + data, data.replace(b'"context": 16', b'"context": 15')):
+        kept.write_bytes(corrupt)
         assert np.array_equal(DocumentRows(shard, CONTEXT).read([1, 0]).inputs, read.inputs)
     assert made == [CONTEXT, 8] + [CONTEXT] * 4
     (make(tmp_path / "other", [5, 9, 3, 21]).path / kept.name).write_bytes(data)

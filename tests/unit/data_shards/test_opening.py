@@ -91,7 +91,7 @@ def test_open_of_what_changed_just_before_is_not_remembered(
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"stamps": {"tokens.bin": [1, 2]}}', '{"stamps": {}}'])
-def test_open_with_a_spoilt_memory_verifies(shard_path: Path, verified: list[str], content: str) -> None:
+def test_open_with_a_corrupt_memory_verifies(shard_path: Path, verified: list[str], content: str) -> None:
     Shard.open(shard_path)
     (shard_path / VERIFIED_FILE).write_text(content)
     Shard.open(shard_path)

@@ -63,7 +63,7 @@ def pin(made: Path) -> str:
     return f"{name}==={version} \\\n    --hash=sha256:{hashlib.sha256(made.read_bytes()).hexdigest()}\n"
 
 
-# An environment with its pip is made once, and copied for whoever asks for one: that is most of what a set-up takes.
+# An environment with its pip is made once, and copied for anyone who asks for one: that is most of what a set-up takes.
 COPYING = """#!/bin/sh
 if [ "$1 $2" = "-m venv" ]; then exec cp -a '{venv}' "$3"; fi
 exec '{python}' "$@"

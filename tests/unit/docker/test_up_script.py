@@ -1,4 +1,4 @@
-"""docker/up.sh with a stand-in for the engine, and what compose.yaml promises to whoever does not read it."""
+"""docker/up.sh with a stand-in for the engine, and what compose.yaml promises to anyone who does not read it."""
 
 from __future__ import annotations
 

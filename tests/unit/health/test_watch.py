@@ -296,7 +296,7 @@ async def test_watch_that_does_not_run_checks_nobody(ring: Ring) -> None:
     "lives", [{}, {FAR[0]: 1}, dict.fromkeys(FAR, 0)], ids=["asked before", "by the roster", "old"]
 )
 @ringed
-async def test_watch_takes_who_said_farewell_for_gone_though_it_answers_until_it_has_closed(
+async def test_watch_takes_who_said_that_it_leaves_for_gone_though_it_answers_until_it_has_closed(
     ring: Ring, lives: dict[PeerId, int]
 ) -> None:
     leaving = ring.neighbours[FAR[0]]
@@ -315,7 +315,7 @@ async def test_watch_takes_who_said_farewell_for_gone_though_it_answers_until_it
 
 
 @ringed
-async def test_watch_that_never_asked_who_says_farewell_takes_it_for_gone_all_the_same(ring: Ring) -> None:
+async def test_watch_that_never_asked_who_says_that_it_leaves_takes_it_for_gone_all_the_same(ring: Ring) -> None:
     ring.watch.follow(EVERYBODY, dict.fromkeys(EVERYBODY, 0))
     async with ring.watching():
         await asyncio.sleep(1.0)

@@ -59,11 +59,11 @@ def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
     around = SimpleNamespace(
         manifest=run.manifest, endpoint=SimpleNamespace(peer=me), clock=LoopClock(), events=None, watch=None
     )
-    desk = SimpleNamespace(copied=None, dropped=None)
+    service = SimpleNamespace(copied=None, dropped=None)
     here = Copies()
     situation = SimpleNamespace(disk_refuses=None)
     peer = SimpleNamespace(around=around, rules=rules_of(run.manifest), situation=situation)
-    found = Copying(cast(Any, peer), here, cast(Any, desk))
+    found = Copying(cast(Any, peer), here, cast(Any, service))
     for name, copy in kept.items():
         here.kept[PartName(name.replace("_", "-"))] = cast(Any, copy)
     return found

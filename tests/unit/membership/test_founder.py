@@ -53,7 +53,7 @@ class Called:
         self.expected = peers
 
     async def links(self) -> Mapping[PeerId, str]:
-        """Whoever called us."""
+        """The callers."""
         return dict.fromkeys(HERE, "direct")
 
     async def call(self, peer: PeerId, *_: Any, timeout_s: float) -> tuple[Empty, memoryview]:

@@ -70,31 +70,31 @@ async def test_updates_are_kept_only_while_somebody_observes_and_forgotten_at_on
     assert bench.kept == [], "a member gets its results like everybody else"
 
 
-async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
+async def test_service_knows_whether_it_helps_somebody_who_is_no_member() -> None:
     bench = await bench_at(1)
-    desk = bench.desks[DONOR]
-    assert not desk.observers.beside(OBSERVED.peers)
+    service = bench.services[DONOR]
+    assert not service.observers.beside(OBSERVED.peers)
     await ask(bench, STANDING, StandingRequest())
-    assert desk.observers.beside(OBSERVED.peers), "who asks how the run stands is about to come"
+    assert service.observers.beside(OBSERVED.peers), "who asks how the run stands is about to come"
     await bench.clock.advance(RECENT_S + 1)
-    assert not desk.observers.beside(OBSERVED.peers)
+    assert not service.observers.beside(OBSERVED.peers)
     await start(bench)
-    assert desk.observers.beside(OBSERVED.peers)
-    assert not desk.observers.beside([*OBSERVED.peers, JOINER]), "a member that keeps a copy is none to wait for"
+    assert service.observers.beside(OBSERVED.peers)
+    assert not service.observers.beside([*OBSERVED.peers, JOINER]), "a member that keeps a copy is none to wait for"
     await bench.clock.advance(RECENT_S - 1)
-    assert desk.observers.beside(OBSERVED.peers)
+    assert service.observers.beside(OBSERVED.peers)
     await bench.clock.advance(2)
-    assert not desk.observers.beside(OBSERVED.peers), "it has asked for nothing more, and may be dead"
+    assert not service.observers.beside(OBSERVED.peers), "it has asked for nothing more, and may be dead"
     following = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2)))
     await bench.clock.advance(RECENT_S + 1)
-    assert desk.observers.beside(OBSERVED.peers)
+    assert service.observers.beside(OBSERVED.peers)
     await bench.close()
     await following
     await bench.clock.advance(RECENT_S + 1)
-    assert not desk.observers.beside(OBSERVED.peers)
+    assert not service.observers.beside(OBSERVED.peers)
 
 
-async def test_desk_forgets_the_copy_of_a_member_that_left_and_keeps_that_of_one_that_may_be_back() -> None:
+async def test_service_forgets_the_copy_of_a_member_that_left_and_keeps_that_of_one_that_may_be_back() -> None:
     with_joiner = Roster([*OBSERVED.members, listed(JOINER, part="stage-1")])
     for absent, helped in (((), False), ((JOINER,), True)):
         bench = await bench_at(1)
@@ -102,8 +102,8 @@ async def test_desk_forgets_the_copy_of_a_member_that_left_and_keeps_that_of_one
         await start(bench)
         decision = bench.run.close(OBSERVED)
         lost = decision.record.model_copy(update={"absent": absent})
-        await bench.desks[DONOR].publish(signed(lost), STAGE)
-        assert bench.desks[DONOR].observers.beside(OBSERVED.peers) is helped
+        await bench.services[DONOR].publish(signed(lost), STAGE)
+        assert bench.services[DONOR].observers.beside(OBSERVED.peers) is helped
 
 
 async def test_slow_observer_makes_the_donor_keep_no_more_than_a_few_updates() -> None:
@@ -177,9 +177,9 @@ async def test_observer_that_gets_no_state_takes_no_place() -> None:
     assert bench.kept == []
 
 
-async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
+async def test_service_waits_for_the_next_step_only_and_knows_the_newest() -> None:
     bench = ObserverBench(Run(2))
-    await bench.on_network(DONOR, bench.desk, bench.donor)
+    await bench.on_network(DONOR, bench.service, bench.donor)
     await bench.on_network(JOINER)
     with pytest.raises(Refused, match="no record of the run yet"):
         await start(bench)
@@ -198,7 +198,7 @@ async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
     assert (standing.closed, standing.waiting_for, standing.leaving) == (2, "", True)  # type: ignore[attr-defined]
 
 
-async def test_desk_keeps_nothing_of_steps_that_did_not_count() -> None:
+async def test_service_keeps_nothing_of_steps_that_did_not_count() -> None:
     bench = await bench_at(2)
     await start(bench)
     for _ in range(2):
@@ -219,7 +219,7 @@ COPIER = PeerId("K")
 COPIED = stage_part(1)
 
 
-async def test_desk_lets_those_who_join_go_before_a_copy() -> None:
+async def test_service_lets_those_who_join_go_before_a_copy() -> None:
     bench = await bench_at(1)
     await bench.on_network(COPIER)
     spare = StartRequest(part=STAGE, spare=True)
@@ -232,7 +232,7 @@ async def test_desk_lets_those_who_join_go_before_a_copy() -> None:
         await ask(bench, START, spare, COPIER)
 
 
-async def test_desk_serves_the_copy_of_another_part_once_it_has_the_update_and_until_it_is_dropped() -> None:
+async def test_service_serves_the_copy_of_another_part_once_it_has_the_update_and_until_it_is_dropped() -> None:
     bench = await bench_at(1)
     await bench.on_network(COPIER)
 
@@ -243,17 +243,17 @@ async def test_desk_serves_the_copy_of_another_part_once_it_has_the_update_and_u
 
     with pytest.raises(Refused, match="not held"):
         await stay()
-    await bench.desk.copied(COPIED, bench.run.decisions[-1])
+    await bench.service.copied(COPIED, bench.run.decisions[-1])
     assert await stay() == 1
     asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=COPIED, step=2), COPIER))
     decision = await bench.close()
     await turns()
     assert not asking.done(), "the step is closed, but the copy's update is not here yet"
-    await bench.desk.copied(COPIED, decision)
+    await bench.service.copied(COPIED, decision)
     assert (await asking)[1] == 4 * bench.run.part.layout.elements
     asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=COPIED, step=3), COPIER))
     await bench.close()
-    await bench.desk.dropped(COPIED)
+    await bench.service.dropped(COPIED)
     with pytest.raises(Refused, match="not held here any more"):
         await asking
 
@@ -271,18 +271,18 @@ async def test_update_can_be_had_before_its_step_is_decided_and_as_long_as_it_is
     await turns()
     assert not asking.done(), "nothing is averaged yet"
     size = 4 * bench.run.part.layout.elements
-    await bench.desk.averaged(STAGE, 2, torch.zeros(bench.run.part.layout.elements))
+    await bench.service.averaged(STAGE, 2, torch.zeros(bench.run.part.layout.elements))
     assert await asking == size
     await bench.close()
     assert bench.kept == [2], "another may have been decided"
     assert await ahead(2) == size
-    early = asyncio.create_task(ahead(4))  # whoever heard of step 3 before us
+    early = asyncio.create_task(ahead(4))  # one that heard of step 3 before us
     await turns()
     assert not early.done()
     with pytest.raises(WrongStep, match="far from closed"):
         await ahead(5)
     await bench.close()
-    await bench.desk.averaged(STAGE, 4, torch.zeros(bench.run.part.layout.elements))
+    await bench.service.averaged(STAGE, 4, torch.zeros(bench.run.part.layout.elements))
     assert await early == size
 
 

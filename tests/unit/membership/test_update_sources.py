@@ -67,7 +67,7 @@ async def step(bench: ObserverBench, observer: Observer, part: TrainedPart) -> N
 
 def kept(bench: ObserverBench, peer: PeerId) -> list[int]:
     """Steps of which a peer keeps the update."""
-    return bench.desks[peer]._updates.steps(STAGE)
+    return bench.services[peer]._updates.steps(STAGE)
 
 
 # --- beginning -----------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ async def stay(bench: ObserverBench, me: PeerId, part: str = STAGE) -> Staying:
     return answer
 
 
-async def test_desk_lets_nobody_stand_by_for_what_it_does_not_hold_or_when_it_is_full() -> None:
+async def test_service_lets_nobody_stand_by_for_what_it_does_not_hold_or_when_it_is_full() -> None:
     bench = await bench_of(DONOR)
     with pytest.raises(Refused, match="not held"):
         await stay(bench, JOINER, stage_part(1))

@@ -1,4 +1,4 @@
-"""A peer of weeks: its events take bounded room, and whoever follows them misses none when a file is begun anew."""
+"""A peer of weeks: its events take bounded room, and anyone who follows them misses none when a file is begun anew."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class _Daemon:
         self.crossing = 0
 
     async def connections(self) -> list[tuple[PeerId, Multiaddr]]:
-        """Those we have, whoever dialled."""
+        """Those we have, no matter who dialled."""
         return [(TARGET, Multiaddr(NEW))] if self.connected.is_set() else []
 
     async def connect(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:

@@ -27,9 +27,9 @@ class Door:
     """The incoming streams of a peer that knows one other."""
 
     def __init__(self) -> None:
-        self.service, self.desk = Slow(), Dispatcher(ServeLimits())
-        self.desk.mount(self.service)
-        self.incoming = StreamServer(self.desk, SystemClock(), ByteMeter(), "public")
+        self.service, self.dispatcher = Slow(), Dispatcher(ServeLimits())
+        self.dispatcher.mount(self.service)
+        self.incoming = StreamServer(self.dispatcher, SystemClock(), ByteMeter(), "public")
         self.incoming.known = lambda peer: peer == MEMBER
         self._ends: list[socket.socket] = []
 
@@ -110,7 +110,7 @@ async def test_strangers_who_are_expected_have_streams_of_their_own_beside_the_b
 
 async def test_strangers_stream_whose_answer_is_not_out_yet_is_not_one_on_which_nobody_calls(door: Door) -> None:
     answering = Generous(ANSWER)
-    door.desk.mount(answering)
+    door.dispatcher.mount(answering)
     ends = [await door.probe(PeerId(f"stranger{number}")) for number in range(MOST)]
     ends[0].send(request(1, "give", max_reply_bytes=ANSWER))
     await eventually(lambda: answering.over, what="the end of the call")

@@ -66,8 +66,8 @@ class Served:
             return await operation()
 
         self.bench = ServiceBench()
-        self.desk = Dispatcher(ServeLimits())
-        self.desk.mount(self.bench)
+        self.dispatcher = Dispatcher(ServeLimits())
+        self.dispatcher.mount(self.bench)
         self.streams: list[asyncio.Task[None]] = []
         self.dialling, self.may_dial = asyncio.Event(), asyncio.Event()
         self.may_dial.set()
@@ -83,7 +83,7 @@ class Served:
         clock = SystemClock()
         members = StrangerBudget(clock)
         members.known = lambda peer: True
-        server = ServerStream(PeerId("me"), self.desk, clock, ByteMeter(), members, public=False)
+        server = ServerStream(PeerId("me"), self.dispatcher, clock, ByteMeter(), members, public=False)
         self.streams.append(asyncio.create_task(server.serve(*await asyncio.open_connection(sock=theirs))))
         return await asyncio.open_connection(sock=ours)
 

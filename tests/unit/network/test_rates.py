@@ -81,15 +81,15 @@ class Pair:
 
     def __init__(self, ours: ByteMeter, theirs: ByteMeter | None = None) -> None:
         self.ours, self.theirs, self.bench = ours, theirs or ByteMeter(), ServiceBench()
-        self.desk = Dispatcher(ServeLimits())
-        self.desk.mount(self.bench)
+        self.dispatcher = Dispatcher(ServeLimits())
+        self.dispatcher.mount(self.bench)
 
     def stream(self, to: PeerId = OTHER) -> tuple[CallerStream, MemoryTransport]:
         """A new stream, and our end of it."""
         strangers = StrangerBudget(SystemClock())
         strangers.known = lambda peer: True
         caller = CallerStream(to, self.ours)
-        server = ServerStream(ME, self.desk, SystemClock(), self.theirs, strangers, public=False)
+        server = ServerStream(ME, self.dispatcher, SystemClock(), self.theirs, strangers, public=False)
         near, far = MemoryTransport(), MemoryTransport()
         near.other, far.other = far, near
         for transport, link in ((near, caller._link), (far, server._link)):

@@ -89,7 +89,7 @@ def test_streams_that_say_nothing_take_no_circuits() -> None:
 def test_circuits_of_strangers_are_few_each_and_together() -> None:
     slots = slots_of(*"ABCDE")
     assert circuits(slots, "xA", "xB", "xC") == [True, True, False]
-    assert circuits(slots, "By", "Cz") == [True, False], "three of strangers together, whoever calls"
+    assert circuits(slots, "By", "Cz") == [True, False], "three of strangers together, no matter who calls"
     assert circuits(slots, "BC", "BC", "BC", "BC") == [True, True, True, False], "five per member"
 
 

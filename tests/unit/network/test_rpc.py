@@ -46,10 +46,10 @@ class Full:
 
 
 async def test_payload_of_a_refused_call_is_let_go_without_the_collector() -> None:
-    desk = Dispatcher(ServeLimits())
-    desk.mount(Full())
+    dispatcher = Dispatcher(ServeLimits())
+    dispatcher.mount(Full())
     ours, theirs = socket.socketpair()
-    server = ServerStream(CALLER, desk, SystemClock(), ByteMeter(), StrangerBudget(SystemClock()), public=False)
+    server = ServerStream(CALLER, dispatcher, SystemClock(), ByteMeter(), StrangerBudget(SystemClock()), public=False)
     serving = asyncio.create_task(server.serve(*await asyncio.open_connection(sock=theirs)))
     stream = await CallerStream.over(SERVER, ByteMeter(), *await asyncio.open_connection(sock=ours))
     payload = np.zeros(1000, dtype=np.uint8)

@@ -148,7 +148,7 @@ def test_directories_taken_side_by_side_never_meet_one_that_sweeps(home: Path) -
 def test_short_directory_is_left_alone_while_its_process_lives_whatever_its_pid_is(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container beside this one, with the same temporary directory, ours is nobody's pid."""
+    """In a container next to this one, with the same temporary directory, ours is nobody's pid."""
     held = SocketDirectory(home / ("a" * 120))
     held.control.touch()
     monkeypatch.setattr("swarm.network.libp2p.rundir._stamp", lambda pid: "")

@@ -31,9 +31,9 @@ LONG = 8 << 20
 
 
 @contextlib.asynccontextmanager
-async def serving(desk: Dispatcher, *, public: bool = False) -> AsyncIterator[socket.socket]:
+async def serving(dispatcher: Dispatcher, *, public: bool = False) -> AsyncIterator[socket.socket]:
     ours, theirs = socket.socketpair()
-    stream = ServerStream(CALLER, desk, SystemClock(), ByteMeter(), StrangerBudget(SystemClock()), public=public)
+    stream = ServerStream(CALLER, dispatcher, SystemClock(), ByteMeter(), StrangerBudget(SystemClock()), public=public)
     task = asyncio.create_task(stream.serve(*await asyncio.open_connection(sock=theirs)))
     try:
         yield ours
@@ -64,34 +64,34 @@ async def answered(caller: socket.socket) -> tuple[Kind, int, object]:
     return header.kind, header.call, msgpack.Unpacker(io.BytesIO(content), use_list=False).unpack()
 
 
-def places(desk: Dispatcher) -> int:
-    """How many more calls of the caller the desk would take."""
+def places(dispatcher: Dispatcher) -> int:
+    """How many more calls of the caller the dispatcher would take."""
     taken = 0
     with contextlib.suppress(Busy):
         while True:
-            desk.admit(CALLER, Envelope(SLOW.name, 30.0, 0, pack({})), 0, public=False)
+            dispatcher.admit(CALLER, Envelope(SLOW.name, 30.0, 0, pack({})), 0, public=False)
             taken += 1
     return taken
 
 
 async def test_serving_call_cancelled_before_its_handler_began_gives_its_place_back() -> None:
     """Request and cancel in one piece: the handler's task is cancelled before its first step."""
-    desk, service = Dispatcher(ServeLimits(calls_per_peer=4)), Slow()
-    desk.mount(service)
-    async with serving(desk) as caller:
+    dispatcher, service = Dispatcher(ServeLimits(calls_per_peer=4)), Slow()
+    dispatcher.mount(service)
+    async with serving(dispatcher) as caller:
         for call in range(1, 4):
             caller.send(request(call) + encode_frame(Kind.CANCEL, call))
         caller.send(request(4))
         await eventually(lambda: service.begun, what="the call that was not cancelled")
         await asyncio.sleep(0)  # the places are given back in the loop's turn after the one in which it began
         assert service.begun == 1
-        assert places(desk) == 3
+        assert places(dispatcher) == 3
 
 
 async def test_serving_payloads_that_are_announced_and_never_sent_end_the_stream() -> None:
-    desk = Dispatcher(ServeLimits(calls_per_peer=10_000))
-    desk.mount(Slow())
-    async with serving(desk) as caller:
+    dispatcher = Dispatcher(ServeLimits(calls_per_peer=10_000))
+    dispatcher.mount(Slow())
+    async with serving(dispatcher) as caller:
         caller.send(b"".join(request(call, remaining_s=1e-3, payload_bytes=8) for call in range(1, 1100)))
         assert b"announced and not sent" in await told(caller)
 
@@ -110,9 +110,9 @@ async def test_serving_caller_who_does_not_read_his_answer_loses_it_and_the_stre
 ) -> None:
     monkeypatch.setattr("swarm.network.rpc.link.UNREAD_S", 0.01)
     monkeypatch.setattr("swarm.network.rpc.link.LAST_LOOK_S", 0.01)
-    desk, service = Dispatcher(ServeLimits()), Generous(LONG)
-    desk.mount(service)
-    async with serving(desk) as caller:
+    dispatcher, service = Dispatcher(ServeLimits()), Generous(LONG)
+    dispatcher.mount(service)
+    async with serving(dispatcher) as caller:
         caller.send(request(1, "give", remaining_s=3600.0, max_reply_bytes=LONG))
         await eventually(lambda: service.over, what="the end of the call")
         assert len(await told(caller)) < LONG
@@ -133,10 +133,10 @@ async def test_serving_caller_whom_the_gate_refuses_has_no_byte_of_his_body_deco
     def no_decoder(*args: object, **options: object) -> None:
         raise AssertionError("it was decoded")
 
-    desk, service = Dispatcher(ServeLimits(), may), Slow()
-    desk.mount(service)
+    dispatcher, service = Dispatcher(ServeLimits(), may), Slow()
+    dispatcher.mount(service)
     head, malformed = pack_request(SLOW.name, 30.0, 0, Ask())[0], b"\xc1"
-    async with serving(desk) as caller:
+    async with serving(dispatcher) as caller:
         with monkeypatch.context() as patch:
             patch.setattr("swarm.network.rpc.bodies.msgpack.unpackb", no_decoder)
             caller.send(encode_frame(Kind.REQUEST, 1, malformed, head=head))
@@ -144,7 +144,7 @@ async def test_serving_caller_whom_the_gate_refuses_has_no_byte_of_his_body_deco
             caller.send(encode_frame(Kind.REQUEST, 2, malformed, 2, head=head))
             caller.send(encode_frame(Kind.CHUNK, 2, b"ab"))
             assert (await answered(caller))[:2] == (Kind.ERROR, 2)
-        desk.may = anybody_may
+        dispatcher.may = anybody_may
         caller.send(request(3))
         await eventually(lambda: service.begun, what="the call that is let in")
         caller.send(encode_frame(Kind.REQUEST, 4, malformed, head=head))
@@ -152,22 +152,22 @@ async def test_serving_caller_whom_the_gate_refuses_has_no_byte_of_his_body_deco
 
 
 async def test_serving_caller_with_too_many_calls_is_busy_before_his_body_is_decoded() -> None:
-    desk = Dispatcher(ServeLimits(calls_per_peer=1))
-    desk.mount(Slow())
-    assert places(desk) == 1
+    dispatcher = Dispatcher(ServeLimits(calls_per_peer=1))
+    dispatcher.mount(Slow())
+    assert places(dispatcher) == 1
     with pytest.raises(Busy):
-        desk.admit(CALLER, Envelope(SLOW.name, 30.0, 0, b"\xc1"), 0, public=False)
+        dispatcher.admit(CALLER, Envelope(SLOW.name, 30.0, 0, b"\xc1"), 0, public=False)
 
 
 async def test_serving_payload_that_no_method_takes_is_a_violation_before_the_body_is_decoded() -> None:
-    desk = Dispatcher(ServeLimits())
-    desk.mount(Generous(1))
+    dispatcher = Dispatcher(ServeLimits())
+    dispatcher.mount(Generous(1))
     with pytest.raises(Violation, match="takes no payload"):
-        desk.admit(CALLER, Envelope(GIVE.name, 30.0, 0, b"\xc1"), 1, public=False)
+        dispatcher.admit(CALLER, Envelope(GIVE.name, 30.0, 0, b"\xc1"), 1, public=False)
 
 
 async def test_serving_public_stream_knows_no_method_by_another_name() -> None:
-    desk = Dispatcher(ServeLimits())
-    desk.mount(Slow())
+    dispatcher = Dispatcher(ServeLimits())
+    dispatcher.mount(Slow())
     with pytest.raises(Refused, match="no method"):
-        desk.admit(CALLER, Envelope(SLOW.name, 30.0, 0, b"\xc1"), 0, public=True)
+        dispatcher.admit(CALLER, Envelope(SLOW.name, 30.0, 0, b"\xc1"), 0, public=True)

@@ -87,9 +87,9 @@ class Door:
         self.service, self.clock = Listener(), FrozenClock()
         self.budget = StrangerBudget(self.clock)
         self.budget.known = lambda peer: peer == MEMBER
-        desk = Dispatcher(ServeLimits(calls_per_peer=10_000))
-        desk.mount(self.service)
-        self.stream = ServerStream(caller, desk, SystemClock(), ByteMeter(), self.budget, public=False)
+        dispatcher = Dispatcher(ServeLimits(calls_per_peer=10_000))
+        dispatcher.mount(self.service)
+        self.stream = ServerStream(caller, dispatcher, SystemClock(), ByteMeter(), self.budget, public=False)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""One spoilt mean does not stop the others, whatever is wrong with it; in an honest step nothing is capped."""
+"""One corrupt mean does not stop the others, whatever is wrong with it; in an honest step nothing is capped."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_parts_of_like_size_are_clipped_by_one_factor_and_nothing_else(
     assert clipped(squares, clip_norm) == Clipping(math.sqrt(total), clip_factor(math.sqrt(total), clip_norm), {})
 
 
-@pytest.mark.parametrize("spoilt", [1e30, 1e38, 1e50])
+@pytest.mark.parametrize("corrupt", [1e30, 1e38, 1e50])
 @pytest.mark.parametrize("liar", HONEST)
-def test_one_spoilt_part_of_three_leaves_the_others_what_they_had(liar: str, spoilt: float) -> None:
-    squares = {**HONEST, liar: spoilt**2}
+def test_one_corrupt_part_of_three_leaves_the_others_what_they_had(liar: str, corrupt: float) -> None:
+    squares = {**HONEST, liar: corrupt**2}
     found = clipped(squares)
     assert list(found.caps) == [liar]
     assert left(squares, liar) <= 1.0

@@ -35,7 +35,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No option comes from the environment of whoever runs the tests."""
+    """No option comes from the environment of the one who runs the tests."""
     for key in os.environ:
         if key.startswith(PREFIX) and not key.startswith("SWARM_TEST_"):
             monkeypatch.delenv(key)

@@ -82,7 +82,7 @@ def test_adapters_in_peft_the_merged_model_and_our_own_give_the_same(
     said = ["--run", str(directory.root)]
     assert swarm(["export", "--out", str(tmp_path / "adapters"), *said]) == 0
     assert swarm(["export", "--out", str(tmp_path / "merged"), "--merge", *said]) == 0
-    # What the adapters were trained beside: B is drawn after step 0 only.
+    # What the adapters were trained with: B is drawn after step 0 only.
     ours = load_checkpoint(directory).model
     with torch.no_grad():
         expected = ours.logits(ours(TOKENS))
@@ -119,7 +119,7 @@ def test_run_that_trains_all_weights_has_no_adapters(tmp_path: Path, capsys: pyt
 def test_adapters_are_exported_from_copied_directories_which_have_no_frozen_weights(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each machine's directory has one part; the weights beside the adapters stayed in the home of who trained them."""
+    """Each machine's directory has one part; the frozen weights of the adapters stayed in the home of the trainer."""
     home, copies = ["--home", str(tmp_path / "here")], []
     for part in ("ends", "stage-0", "stage-1"):
         ignored = shutil.ignore_patterns(*{"ends.safet*", "stage-0.safet*", "stage-1.safet*"} - {f"{part}.safet*"})

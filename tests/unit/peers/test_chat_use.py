@@ -343,4 +343,4 @@ def test_chat_with_what_does_not_chat_is_refused(
 ) -> None:
     kept_run().keep(tmp_path / "run", 10)
     assert swarm(["sample", str(tmp_path / "run"), "--chat", *more]) == EXIT_USAGE
-    assert ("nothing beside --chat" if more else "a model with a chat template") in capsys.readouterr().err
+    assert ("no option besides --chat" if more else "a model with a chat template") in capsys.readouterr().err

@@ -131,7 +131,7 @@ class Waits(FakeClock):
 async def test_keeper_sees_to_its_last_state_when_another_peer_of_this_machine_writes_it(
     tmp_path: Path, run: KeptRun, other: str
 ) -> None:
-    """Whoever keeps a copy of the part may be the first to write it, and fail, be killed or stand still."""
+    """A peer that keeps a copy of the part may be the first to write it, and fail, be killed or stand still."""
     run.decide(0)
     ended = run.decide(11, ended=True)
     with contextlib.ExitStack() as stack:

@@ -115,7 +115,7 @@ def test_cli_usage_errors_are_cause_check_and_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed, snapshot: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))  # whoever plays this may have runs of their own
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))  # anyone who plays this may have runs of their own
     refused = [typed(line) for line in REFUSED]
     assert {one.code for one in refused} == {EXIT_USAGE}
     for one in refused:

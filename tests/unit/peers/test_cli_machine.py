@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
-from peers.commands import leave as farewell
+from peers.commands import leave as leave_command
 from peers.commands.leave import follow
 from peers.commands.look import Seen, look_at_all, standing_from
 from peers.commands.status_text import detail_lines, member_lines, status_lines
@@ -190,13 +190,13 @@ def test_drain_as_json_is_one_line_when_the_peer_has_left(home: Path, typed: Typ
 
 def killed_meanwhile(otter: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have it killed once somebody follows how it leaves."""
-    look = farewell.look_at
+    look = leave_command.look_at
 
     def kill(*arguments: Any, **more: Any) -> Any:
         otter.end(killed=True)
         return look(*arguments, **more)
 
-    monkeypatch.setattr(farewell, "look_at", kill)
+    monkeypatch.setattr(leave_command, "look_at", kill)
 
 
 @pytest.mark.parametrize("trouble", ["is stopped", "does not listen yet", "is killed meanwhile"])
@@ -227,7 +227,7 @@ def test_follow_without_a_process_to_watch_sees_the_end_all_the_same(
     def nowhere(pid: int) -> int:
         raise ProcessLookupError
 
-    monkeypatch.setattr(farewell.os, "pidfd_open", nowhere)
+    monkeypatch.setattr(leave_command.os, "pidfd_open", nowhere)
     said: list[str] = []
     otter.end()
     assert follow(look_at_place(home / "1"), said.append, look_every_s=0.01) == 0
@@ -392,8 +392,8 @@ def test_drain_that_is_interrupted_says_of_each_that_it_goes_on_leaving(
     def pressed(*arguments: Any) -> int:
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr(farewell, "follow", pressed)
-    monkeypatch.setattr(farewell, "ask", lambda *_, **__: "leaves when step 13 closes")
+    monkeypatch.setattr(leave_command, "follow", pressed)
+    monkeypatch.setattr(leave_command, "ask", lambda *_, **__: "leaves when step 13 closes")
     with pytest.raises(Interrupted):
         typed(words)
     said = capsys.readouterr().out.count(": goes on leaving; how far it is: ")

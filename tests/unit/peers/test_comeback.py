@@ -50,7 +50,7 @@ from tests.harness.rigs.peers import kept_run, write
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A founder that was killed: its home and files, whoever starts from then on, and another peer of the run, which
+    """A founder that was killed: its home and files, those who start from then on, and another peer of the run, which
     answers as said when it is probed."""
 
     home: Path
@@ -385,7 +385,7 @@ def test_founder_that_a_supervisor_starts_again_comes_back(
         assert (settings.role, settings.manifest, settings.run) == ("bootstrap", None, killed.manifest.run_id)
         assert settings.identity == killed.place / "identity.key"
         config = endpoint_config(settings)
-        # Whoever could call it here, as a peer of the same house, would say that it needs no relay.
+        # Anyone who could call it here, as a peer of the same house, would say that it needs no relay.
         assert ([str(each) for each in config.relays], config.behind_nat) == ([relay], True)
 
 

@@ -1,4 +1,4 @@
-"""Programs that must not outlive whoever started them."""
+"""Programs that must not outlive the one who started them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def tiny(**tables: Mapping[str, Any]) -> Manifest:
 
 
 def speed(microbatch_s: float) -> Speed:
-    """That of a machine on which messages cost nothing beside a fixed time."""
+    """That of a machine on which messages cost nothing besides a fixed time."""
     return Speed(microbatch_s=microbatch_s, flops=1e12)
 
 

@@ -1,4 +1,4 @@
-"""What lies beside and inside messages and texts: in the tokens, named with its count, or refused by name."""
+"""What lies next to and inside messages and texts: in the tokens, named with its count, or refused by name."""
 
 from __future__ import annotations
 

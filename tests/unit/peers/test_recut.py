@@ -125,7 +125,7 @@ def test_genesis_can_be_cut_anew(deep: KeptRun, tmp_path: Path) -> None:
         (["--layers-per-stage", "1,3", "--stages", "3", "--hosts", "3"], "3 numbers that add up"),
         (["--layers-per-stage", "4,0"], "whole numbers with commas"),
         (["--stages", "1", "--steps", "9"], "only --layers-per-stage, --peers, --hosts and --trainers"),
-        (["--trainers", "2"], "no other option beside --resume"),
+        (["--trainers", "2"], "no other option with --resume"),
     ],
 )
 def test_bad_cuts_are_refused_and_leave_nothing(

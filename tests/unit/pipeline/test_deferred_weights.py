@@ -21,7 +21,7 @@ from swarm.pipeline.stage.microbatch_state import Phase
 from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
 from swarm.security.signing import receipt_bytes
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import ME, RUN, Crew, ReplicaScene, microbatch, quick, spoil, verify, working
+from tests.harness.rigs.pipeline import ME, RUN, Crew, ReplicaScene, failing, microbatch, quick, verify, working
 
 A0, A1, B0, B1 = (PeerId(name) for name in ("a0", "a1", "b0", "b1"))
 QUOTA = 4
@@ -174,7 +174,7 @@ async def test_trainer_that_has_the_gradient_gets_the_receipt_and_nothing_is_com
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), Violation("not finite")], ids=repr)
 async def test_weights_that_cannot_be_computed_are_told_and_nothing_is_added(later: Later, error: Exception) -> None:
     await later.turned()
-    later.part.on["weights"] = spoil(error)
+    later.part.on["weights"] = failing(error)
     later.go()
     blocked = await later.blocked()
     assert (blocked.direction, blocked.peer) == ("backward", ME)
@@ -184,7 +184,7 @@ async def test_weights_that_cannot_be_computed_are_told_and_nothing_is_added(lat
 
 async def test_rest_that_was_dropped_for_want_of_memory_is_computed_again(later: Later) -> None:
     await later.turned()
-    later.part.on["forward"] = spoil(torch.OutOfMemoryError("out of memory"))
+    later.part.on["forward"] = failing(torch.OutOfMemoryError("out of memory"))
     await later.forward(1)
     await later.blocked()
     (event,) = later.replica.events.of(GraphsDropped)

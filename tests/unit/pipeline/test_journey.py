@@ -70,7 +70,7 @@ async def test_trainer_feeds_the_step_that_follows_the_record_it_was_told_of() -
     crew.side.trainer.open_step(1, crew.stages, 1, None, (COUNTS, ""))
     for replica in crew.replicas.values():
         replica.server.open_step(1, Participants.of([TRAINER], crew.stages), COUNTS)
-    crew.strike(1, "backward", crew.kill)  # whoever takes over recalls from both sides
+    crew.strike(1, "backward", crew.kill)  # the one who takes over recalls from both sides
     leader = await crew.feed(4)
     assert {journey.key.after for journey in leader.finished} == {COUNTS}
     assert len(leader.finished) == len(crew.held(A0)) == 4

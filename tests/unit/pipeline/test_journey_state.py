@@ -72,7 +72,7 @@ class Case:
         if name == "left":  # the roster
             self.choice.follow([[peer for peer in stage if peer not in about] for stage in STAGES])
             return []
-        timeless = name in ("added", "gradient", "spoilt", "abandoned")
+        timeless = name in ("added", "gradient", "poisoned", "abandoned")
         return self.at_once(getattr(self.state, name)(*about, *(() if timeless else (self.now,))))
 
     def at_once(self, directives: list[Directive]) -> list[Directive]:
@@ -182,8 +182,8 @@ TABLE: list[tuple[str, list[Event], Event, list[str]]] = [
      ["WithdrawHop 0: the step is closed", "DropHop 0 a0: a1 does it", "lost: the step is closed"]),
     ("is given up while it is chosen", [("gone", "a0", "a1"), ("begin",)], ("abandoned", "the step is closed"),
      ["WithdrawHop 0: the step is closed", "lost: the step is closed"]),
-    ("cannot be embedded", SET_OUT[:1], ("spoilt", "no memory"), ["void: no memory"]),
-    ("is given up twice", [*SET_OUT, ("spoilt", "no memory")], ("abandoned", "the step is closed"), []),
+    ("cannot be embedded", SET_OUT[:1], ("poisoned", "no memory"), ["void: no memory"]),
+    ("is given up twice", [*SET_OUT, ("poisoned", "no memory")], ("abandoned", "the step is closed"), []),
 ]  # fmt: skip
 
 
@@ -371,7 +371,7 @@ class JourneyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.state.way.attempt > 5)
     @rule(own=st.booleans())
     def is_given_up(self, own: bool) -> None:
-        self.do(self.state.spoilt("no memory") if own else self.state.abandoned("the step is closed"))
+        self.do(self.state.poisoned("no memory") if own else self.state.abandoned("the step is closed"))
 
     @invariant()
     def ends_once(self) -> None:

@@ -15,7 +15,7 @@ from swarm.events import Accumulated
 from swarm.phases import Phases, advance
 from swarm.pipeline.stage.memory import MOST_ALONE
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import ReplicaScene, microbatch, spoil, working
+from tests.harness.rigs.pipeline import ReplicaScene, failing, microbatch, working
 
 
 class Lanes:
@@ -133,7 +133,7 @@ async def test_replica_seems_no_slower_for_what_is_under_way_beside(scene: Repli
 
 async def test_no_memory_beside_other_work_never_counts_as_work_that_does_not_fit(scene: ReplicaScene) -> None:
     lanes = Lanes(scene)
-    scene.part.on["forward"] = spoil(torch.OutOfMemoryError("CUDA out of memory"))
+    scene.part.on["forward"] = failing(torch.OutOfMemoryError("CUDA out of memory"))
     async with working(scene.replica):
         for position in range(2 * MOST_ALONE):
             await scene.forward(position)
@@ -143,7 +143,7 @@ async def test_no_memory_beside_other_work_never_counts_as_work_that_does_not_fi
 
 async def test_broken_invariant_in_any_lane_ends_the_replica(scene: ReplicaScene) -> None:
     lanes = Lanes(scene)
-    scene.part.on["accumulate"] = spoil(BugError("the sum is gone"))
+    scene.part.on["accumulate"] = failing(BugError("the sum is gone"))
     async with working(scene.replica) as (task,):
         for position in (0, 1):
             await scene.forward(position)

@@ -1,4 +1,4 @@
-"""A device without memory: graphs are dropped, whoever asked hears Busy, and each microbatch counts once."""
+"""A device without memory: graphs are dropped, those who asked hear Busy, and each microbatch counts once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from swarm.events import Accumulated, ContributionReplayed, GraphsDropped, Journ
 from swarm.ids import PeerId
 from swarm.pipeline.stage.memory import MOST_ALONE
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import ME, Crew, ReplicaScene, microbatch, quick, spoil, working, works
+from tests.harness.rigs.pipeline import ME, Crew, ReplicaScene, failing, microbatch, quick, working, works
 
 NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 A0, B0, B1 = (PeerId(name) for name in ("a0", "b0", "b1"))
@@ -112,11 +112,11 @@ async def test_sum_that_broke_off_for_want_of_memory_ends_the_replica() -> None:
         await scene.backward()
         with pytest.raises(ExceptionGroup) as ended:
             await task
-    assert ended.group_contains(BugError, match="the step's sum is spoilt")
+    assert ended.group_contains(BugError, match="the step's sum is corrupt")
 
 
 async def test_work_that_never_fits_is_told_as_a_failure_after_some_tries(scene: ReplicaScene) -> None:
-    scene.part.on["forward"] = spoil(torch.OutOfMemoryError(NO_MEMORY))
+    scene.part.on["forward"] = failing(torch.OutOfMemoryError(NO_MEMORY))
     for attempt in range(MOST_ALONE):
         await scene.forward(attempt=attempt)
         await eventually(lambda told=attempt + 1: len(scene.trainer.of("blocked")) == told)
@@ -159,7 +159,7 @@ async def test_settling_without_memory_tries_once_more() -> None:
         replayed = [event.microbatch for event in replica.events.of(ContributionReplayed)]
         assert sorted(replayed) == sorted(everything)
         await replica.server.settle(1, {})
-        replica.part.on["backward"] = spoil(torch.OutOfMemoryError(NO_MEMORY))
+        replica.part.on["backward"] = failing(torch.OutOfMemoryError(NO_MEMORY))
         with pytest.raises(PeerError, match=NO_MEMORY):
             await replica.server.settle(1, works(everything))
         assert replica.part.held == {}

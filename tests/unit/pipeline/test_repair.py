@@ -19,7 +19,7 @@ from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.trainer.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import PHASES, Crew, FakeLeader, microbatch, quick, spoil, stop, turns
+from tests.harness.rigs.pipeline import PHASES, Crew, FakeLeader, failing, microbatch, quick, stop, turns
 
 A, B, C = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "abc")
 STAGES = [A, B, C]
@@ -198,7 +198,7 @@ async def test_trainer_without_a_way_leases_nothing_and_still_tells_a_new_leader
     crew = await Crew.of([A, B], in_flight=2, gone=lambda: B)
     leader = FakeLeader(3)
     feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
-    await eventually(lambda: leader.asked)  # whoever leads hears it with any question
+    await eventually(lambda: leader.asked)  # the one who leads hears it with any question
     assert leader.leased == 0
     await stop(feeding)
 
@@ -390,7 +390,7 @@ async def test_replica_that_computes_no_numbers_is_blamed_and_not_who_gets_them(
 async def test_trainer_whose_own_part_fails_again_and_again_ends_before_its_shard_is_set_aside(what: str) -> None:
     crew, leader = await Crew.of([A, B], in_flight=2), FakeLeader(50)
     if what == "its loss":
-        crew.side.part.on["loss"] = spoil(RuntimeError("out of memory"))
+        crew.side.part.on["loss"] = failing(RuntimeError("out of memory"))
     else:
         crew.side.part.embedded = float("nan")
     async with crew.working():

@@ -30,10 +30,10 @@ from tests.harness.rigs.pipeline import (
     TRAINER,
     UP,
     ReplicaScene,
+    failing,
     microbatch,
     places,
     sealed,
-    spoil,
     tensor,
     token_ids,
     turns,
@@ -178,7 +178,7 @@ async def test_server_brought_what_it_has_had_counts_it_once(scene: ReplicaScene
         await scene.forward(attempt=attempt)
     await scene.backward(attempt=2)
     await eventually(lambda: scene.up.of("backward"))
-    scene.part.on = {name: spoil(BugError("computed twice")) for name in ("accumulate",)}
+    scene.part.on = {name: failing(BugError("computed twice")) for name in ("accumulate",)}
     await scene.forward(attempt=3)
     await scene.backward(attempt=3)
     await turns()
@@ -481,7 +481,7 @@ async def test_server_given_a_gradient_that_is_no_number_adds_nothing_and_goes_o
 async def test_server_whose_part_fails_on_one_microbatch_tells_why_and_goes_on(
     scene: ReplicaScene, where: str, error: Exception
 ) -> None:
-    scene.part.on[where] = spoil(error)
+    scene.part.on[where] = failing(error)
     if where == "forward":
         await scene.forward()
     else:
@@ -507,7 +507,7 @@ async def test_server_whose_state_is_broken_ends_with_the_reason(where: str, err
     async with working(scene.replica) as (task,):
         if where != "forward":
             await scene.there()
-        scene.part.on[where] = spoil(error)
+        scene.part.on[where] = failing(error)
         await (scene.forward() if where == "forward" else scene.backward())
         with pytest.raises(ExceptionGroup) as caught:
             await task
@@ -545,7 +545,7 @@ async def test_server_holds_graph_and_output_until_the_backward_and_what_it_rece
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])
 async def test_server_holds_nothing_of_what_failed(scene: ReplicaScene, fails: str) -> None:
-    scene.part.on[fails] = spoil(RuntimeError("no"))
+    scene.part.on[fails] = failing(RuntimeError("no"))
     if fails == "forward":
         await scene.forward()
     else:

@@ -33,8 +33,8 @@ from tests.harness.rigs.pipeline import (
     Replica,
     TrainerSide,
     enter,
+    failing,
     microbatch,
-    spoil,
     working,
     works,
 )
@@ -188,7 +188,7 @@ async def test_settling_cancelled_anywhere_leaves_each_microbatch_in_or_out() ->
 
 async def test_a_microbatch_that_cannot_be_computed_is_named_and_ends_nothing() -> None:
     async with fed() as (crew, _):
-        crew.replicas[B0].part.on["forward"] = spoil(RuntimeError("CUDA out of memory"))
+        crew.replicas[B0].part.on["forward"] = failing(RuntimeError("CUDA out of memory"))
         missing = set(along((A0, B0, C0))) - set(crew.replicas[B0].part.held)
         assert missing
         with pytest.raises(PeerError, match="CUDA out of memory"):

@@ -12,7 +12,7 @@ from swarm.ids import ATTEMPTS_OF_A_WAY as ANEW
 from swarm.ids import StepWork
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Drop
 from tests.harness.expect import eventually
-from tests.harness.rigs.pipeline import ME, ROUTE, TRAINER, ReplicaScene, microbatch, spoil, working
+from tests.harness.rigs.pipeline import ME, ROUTE, TRAINER, ReplicaScene, failing, microbatch, working
 
 WORK = StepWork(1, microbatch(0))
 
@@ -112,7 +112,7 @@ async def test_what_was_added_and_undone_twice_is_added_again_as_the_second_time
 async def test_what_cannot_be_taken_out_stays_as_it_was(scene: ReplicaScene) -> None:
     await added(scene, there=3.0, back=4.0)
     before = dict(scene.part.held)
-    scene.part.on["backward"] = spoil(RuntimeError("a broken device"))
+    scene.part.on["backward"] = failing(RuntimeError("a broken device"))
     with pytest.raises(PeerError, match="a broken device"):
         await undo(scene)
     assert scene.part.held == before

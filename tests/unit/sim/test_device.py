@@ -107,7 +107,7 @@ def test_unknown_method_is_refused() -> None:
 
 
 class Slept(LoopClock):
-    """A clock that stands still but for what is slept on it; whoever sleeps finds out whether a thread is free."""
+    """A clock that stands still but for what is slept on it; anyone who sleeps finds out whether a thread is free."""
 
     def __init__(self, thread: DeviceThread) -> None:
         super().__init__()

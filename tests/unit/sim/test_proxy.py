@@ -158,9 +158,9 @@ async def test_peer_that_is_not_there_breaks_the_callers_connection() -> None:
     await proxy.close()
 
 
-async def test_spoilt_piece_differs_in_one_bit() -> None:
+async def test_corrupt_piece_differs_in_one_bit() -> None:
     async with proxied() as (proxy, _, port):
-        proxy.spoil("a", "b")
+        proxy.corrupt("a", "b")
         received = await there_and_back(port, bytes(1000))
         assert sum(byte.bit_count() for byte in received) == 1
-        assert proxy.spoils_left("a", "b") == 0
+        assert proxy.corrupt_left("a", "b") == 0

@@ -624,6 +624,6 @@ def test_plans_use_what_is_here_and_nothing_older_than_what_is_whole_here(tmp_pa
     account = {PartName(part): value for part, value in record.parts.items()}
     (plan,) = plans([Offer("A", 10, account, (S0, S1))], here, [S0, S1])
     assert (plan.here, plan.donors) == ((S0,), {S1: ("A",)})
-    assert plans([offer("A", 10, [S1])], here, [S0, S1]) == [], "another history's part beside ours"
+    assert plans([offer("A", 10, [S1])], here, [S0, S1]) == [], "another history's part besides ours"
     keep(tmp_path, 20)
     assert plans([offer("A", 10, [S0, S1]), offer("A", 20, [S0, S1])], [held(tmp_path, 20)], [S0, S1]) == []

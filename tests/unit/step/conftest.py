@@ -1,4 +1,5 @@
-"""Asynchronous tests of this folder run in virtual time: an hour takes no time, and whoever waits for nothing fails."""
+"""Asynchronous tests of this folder run in virtual time: an hour takes no time, and one that waits for nothing
+fails."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ async def test_replica_that_differs_from_the_others_is_reported_and_left_out(
     setattr(here.puppets[B], what, value)
     leading = here.leading()
     closed = await leading.run()
-    plainly = bool(value) and what == "gradient"  # whoever reduced may have given it other numbers
+    plainly = bool(value) and what == "gradient"  # the one who reduced may have given it other numbers
     asked = 1 + plainly
     assert {(one.part, one.digests[B]) for one in here.events.of(DigestMismatch)} == {("stage-0", value)}
     assert ["disagree" in failed.reason for failed in here.events.of(AttemptFailed)] == [True] * asked

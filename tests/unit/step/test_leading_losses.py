@@ -53,7 +53,7 @@ async def test_member_that_is_lost_before_the_record_costs_an_attempt_and_is_lef
     first, second = here.puppets[T].told(RECONCILE)
     assert set(second.live) == {LEADER, T}
     assert second.attempts["stage-0"] > first.attempts["stage-0"]
-    assert second.attempts["ends"] == first.attempts["ends"]  # whoever was not concerned keeps its result
+    assert second.attempts["ends"] == first.attempts["ends"]  # those not concerned keep its result
     assert here.puppets[OTHER].asked.count(question) == 1
     assert not here.puppets[OTHER].told(DECIDE)
 
@@ -137,7 +137,7 @@ async def test_work_lost_for_good_is_left_out_and_others_are_told_to_fill_the_ba
     here.puppets[A].instead[RECONCILE] = answer
     running = asyncio.create_task(here.leading().run())
     await eventually(lambda: here.puppets[A].told(RECONCILE))
-    await eventually(lambda: not here.desk.book.full and here.puppets[T].told(AGAIN))
+    await eventually(lambda: not here.lead.book.full and here.puppets[T].told(AGAIN))
     await here.feed([by(T, 1)])
     closed = await running
     assert [one.microbatch for one in closed.committed] == [by(T, 0).microbatch, by(T, 1).microbatch]
@@ -150,7 +150,7 @@ async def test_work_lost_for_good_is_left_out_and_others_are_told_to_fill_the_ba
 async def test_work_of_a_trainer_that_is_left_out_can_be_lost_for_good_too() -> None:
     here = await Stage(roster=HOSTED, hosted=True).set()
     await here.feed([by(U, 0)])
-    await here.ask_desk(Lease(step=1, term=0, total=2), U)  # and nothing comes of it
+    await here.ask_lead(Lease(step=1, term=0, total=2), U)  # and nothing comes of it
     here.puppets[A].instead[RECONCILE] = broken(A, missing=(by(U, 0).microbatch,))
     running = asyncio.create_task(here.leading().run())
     await eventually(lambda: here.events.of(WorkWithdrawn), deadline_s=2 * STALLED_S)

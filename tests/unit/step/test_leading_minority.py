@@ -36,7 +36,7 @@ async def test_leader_without_a_majority_waits_says_so_and_goes_on_when_it_is_ba
 async def test_vote_of_a_late_member_counts_where_one_that_was_in_time_gives_none() -> None:
     here = await stage()
     here.puppets[OTHER].instead[PREPARE] = no(Busy("it vetoes"))
-    calls = TermCalls(here.closing, here.desk.book, 1)
+    calls = TermCalls(here.closing, here.lead.book, 1)
     calls.arrivals.late = {T: "late"}
     given = await calls.majority((LEADER, OTHER, T), PREPARE, Prepare(step=1, term=1))
     assert given.keys() == {LEADER, T}
@@ -44,7 +44,7 @@ async def test_vote_of_a_late_member_counts_where_one_that_was_in_time_gives_non
 
 
 class HastyClock(LoopClock):
-    """One that wakes whoever sleeps a last digit too early."""
+    """One that wakes a sleeper a last digit too early."""
 
     sleeps = 0
 
@@ -56,7 +56,7 @@ class HastyClock(LoopClock):
 async def test_silent_voter_is_not_waited_for_once_a_majority_votes_though_the_clock_is_a_digit_short() -> None:
     here = await Stage(THREE).set()
     clock = HastyClock()
-    calls = TermCalls(replace(here.closing, clock=clock), here.desk.book, 1)
+    calls = TermCalls(replace(here.closing, clock=clock), here.lead.book, 1)
     silent = next(peer for peer in THREE.peers if peer != here.leader)
     here.puppets[silent].instead[PREPARE] = lambda body: asyncio.sleep(60)
     given = await calls.majority(THREE.peers, PREPARE, Prepare(step=1, term=1))

@@ -48,24 +48,24 @@ async def test_who_answered_late_is_told_of_once_and_not_forgotten_with_a_record
     superseded: bool,
 ) -> None:
     here = await stage()
-    here.desk.late_answers = {T: Lateness(9.0, 1.0)}
+    here.lead.late_answers = {T: Lateness(9.0, 1.0)}
     if not superseded:
         record = await here.leading().close()
         assert record.slow[T].said_by == (here.leader,)
-        assert here.desk.late_answers == {}
+        assert here.lead.late_answers == {}
         return
     here.puppets[OTHER].instead[PROPOSE] = no(Superseded("another leads"))
     with pytest.raises(Superseded):
         await here.leading().close()
     assert here.puppets[OTHER].told(PROPOSE)[0].record.slow[T].said_by == (here.leader,)
-    assert here.desk.late_answers == {T: Lateness(9.0, 1.0)}
+    assert here.lead.late_answers == {T: Lateness(9.0, 1.0)}
 
 
 async def test_successor_closes_the_step_anew_when_nobody_accepted_anything() -> None:
     here = await successor()
     running = asyncio.create_task(here.leading(1).run())
     await eventually(lambda: here.puppets[T].told(AGAIN))
-    assert (await here.ask_desk(ResumeTrainer(step=1, term=1, started=(), aside=()), T)).kept == 0
+    assert (await here.ask_lead(ResumeTrainer(step=1, term=1, started=(), aside=()), T)).kept == 0
     await here.feed(term=1)
     closed = await running
     assert (closed.term, closed.absent) == (1, (LEADER,))
@@ -211,7 +211,7 @@ async def test_leader_that_may_not_grant_what_it_was_asked_gives_up_its_term_alo
     error: PeerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = await stage()
-    monkeypatch.setattr(here.desk.book.requests, "settle", lambda *asked: no(error)(None))
+    monkeypatch.setattr(here.lead.book.requests, "settle", lambda *asked: no(error)(None))
     with pytest.raises(Superseded, match=f"cannot be granted: {error.reason}"):
         await here.leading().run()
     assert not here.asked(PROPOSE)
@@ -229,7 +229,7 @@ async def test_leader_whom_so_many_do_not_follow_asks_on_in_its_term_and_says_wh
     for peer in (LEADER, T):
         del here.puppets[peer].instead[PREPARE]
     await eventually(lambda: here.puppets[T].told(AGAIN))
-    await here.ask_desk(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
+    await here.ask_lead(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
     await here.feed(term=1)
     assert (await running).absent == ()
 

@@ -25,17 +25,17 @@ async def test_trainer_that_is_back_resumes_and_is_counted_on_again() -> None:
     here.liveness.lose(U, "stalled")
     await eventually(lambda: here.puppets[T].told(AGAIN))
     with pytest.raises(Superseded, match="resume"):
-        await here.ask_desk(Lease(step=1, term=0, total=1), U)
+        await here.ask_lead(Lease(step=1, term=0, total=1), U)
     with pytest.raises(Busy, match="yet to count on it"):
-        await here.ask_desk(ResumeTrainer(step=1, term=0, started=(), aside=()), U)
+        await here.ask_lead(ResumeTrainer(step=1, term=0, started=(), aside=()), U)
     here.liveness.find(U)
     await eventually(lambda: here.puppets[U].told(AGAIN))
     with pytest.raises(Superseded, match="resume"):
-        await here.ask_desk(Lease(step=1, term=0, total=2), U)
+        await here.ask_lead(Lease(step=1, term=0, total=2), U)
     with pytest.raises(Busy, match="1 trainers have yet to say"):
-        await here.ask_desk(Lease(step=1, term=0, total=2), T)
+        await here.ask_lead(Lease(step=1, term=0, total=2), T)
     started = (by(U, 0).microbatch,)
-    assert (await here.ask_desk(ResumeTrainer(step=1, term=0, started=started, aside=()), U)).kept == 1
+    assert (await here.ask_lead(ResumeTrainer(step=1, term=0, started=started, aside=()), U)).kept == 1
     await here.feed([by(U, 0), by(T, 0)])
     closed = await running
     assert (len(closed.committed), closed.absent) == (2, ())
@@ -44,11 +44,11 @@ async def test_trainer_that_is_back_resumes_and_is_counted_on_again() -> None:
 async def test_others_hear_of_the_quota_of_what_was_put_aside() -> None:
     here = await Stage(roster=HOSTED, hosted=True).set()
     await here.feed([by(T, 0)])
-    await here.ask_desk(Lease(step=1, term=0, total=1), U)
+    await here.ask_lead(Lease(step=1, term=0, total=1), U)
     running = asyncio.create_task(here.leading().run())
     await asyncio.sleep(1.0)
     aside = Quarantined(microbatch=by(U, 0).microbatch, reason="not a number")
-    await here.ask_desk(Quarantine(step=1, term=0, aside=aside), U)  # and U gets nothing else done
+    await here.ask_lead(Quarantine(step=1, term=0, aside=aside), U)  # and U gets nothing else done
     await eventually(lambda: here.puppets[T].told(AGAIN))
     await here.feed([by(T, 1)])
     assert (await running).absent == ()
@@ -57,13 +57,13 @@ async def test_others_hear_of_the_quota_of_what_was_put_aside() -> None:
 async def test_trainer_that_puts_all_its_work_aside_is_left_out() -> None:
     here = await Stage(roster=HOSTED, hosted=True).set()
     await here.feed([by(T, 0)])
-    await here.ask_desk(Lease(step=1, term=0, total=1), U)
+    await here.ask_lead(Lease(step=1, term=0, total=1), U)
     running = asyncio.create_task(here.leading().run())
     for position in range(3):
         await asyncio.sleep(STALLED_S / 4)
         aside = Quarantined(microbatch=by(U, position).microbatch, reason="not a number")
-        await here.ask_desk(Quarantine(step=1, term=0, aside=aside), U)
-        await here.ask_desk(Lease(step=1, term=0, total=position + 2), U)
+        await here.ask_lead(Quarantine(step=1, term=0, aside=aside), U)
+        await here.ask_lead(Lease(step=1, term=0, total=position + 2), U)
     await eventually(lambda: here.events.of(WorkWithdrawn))
     await here.feed([by(T, 0), by(T, 1)])
     assert (await running).absent == (U,)
@@ -73,9 +73,9 @@ async def test_batch_of_which_everything_is_put_aside_is_said_to_wait_for_what_c
     here = await Stage(roster=HOSTED, hosted=True).set()
     running = asyncio.create_task(here.leading().run())
     for trainer in (T, U):
-        await here.ask_desk(Lease(step=1, term=0, total=1), trainer)
+        await here.ask_lead(Lease(step=1, term=0, total=1), trainer)
         aside = Quarantined(microbatch=by(trainer, 0).microbatch, reason="the loss is nan")
-        await here.ask_desk(Quarantine(step=1, term=0, aside=aside), trainer)
+        await here.ask_lead(Quarantine(step=1, term=0, aside=aside), trainer)
     await asyncio.sleep(2 * STALLED_S)
     said = "a microbatch that can be computed: 2 of this step were put aside, one of them as the loss is nan"
     assert here.waited == [said], "once, and nobody is left out for it"
@@ -89,9 +89,9 @@ async def test_trainer_that_never_says_what_it_has_begun_is_left_out() -> None:
     here = await Stage(roster=HOSTED, leader=leader, hosted=True).set()
     running = asyncio.create_task(here.leading(1).run())
     await eventually(lambda: here.puppets[T].told(AGAIN))
-    await here.ask_desk(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
+    await here.ask_lead(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
     with pytest.raises(Busy, match="1 trainers have yet to say"):
-        await here.ask_desk(Lease(step=1, term=1, total=1), T)
+        await here.ask_lead(Lease(step=1, term=1, total=1), T)
     await eventually(lambda: here.events.of(WorkWithdrawn), deadline_s=2 * STALLED_S)
     await here.feed([by(T, 0), by(T, 1)], term=1)
     assert (await running).absent == (U,)

@@ -82,7 +82,7 @@ class Home:
         self.bench = MemberBench(me, **({"decided": self._decided, "liveness": self.stage.liveness} | settings))
         self.rejoined: list[str] = []
         self.newest: CloseRecord | None = None
-        self.parting = ExitBarrier()
+        self.exit_barrier = ExitBarrier()
 
     async def set(self) -> Home:
         """The peer's member takes its puppet's place on the network."""
@@ -90,24 +90,24 @@ class Home:
         endpoint = self.stage.network.endpoint(f"{self.me}2")
         await endpoint.enter(RULES.run)
         self.stage.closing = replace(self.stage.closing, calls=_Both(self))
-        self.stage.desk._term_of = lambda: self.bench.position.term
-        self.stage.desk._wait_open = self.bench.position.wait_open
+        self.stage.lead._term_of = lambda: self.bench.position.term
+        self.stage.lead._wait_open = self.bench.position.wait_open
         return self
 
     def loop(self, feed: Any = None) -> StepLoop:
-        return StepLoop(self.bench.member, self.stage.closing, self.parting, feed, self._rejoin)
+        return StepLoop(self.bench.member, self.stage.closing, self.exit_barrier, feed, self._rejoin)
 
     async def _decided(self, decision: Decision) -> None:
         closed = decision.record
-        self.stage.desk.open_step(closed.step + 1, closed.members, closed.hash(), closed.cursors)
+        self.stage.lead.open_step(closed.step + 1, closed.members, closed.hash(), closed.cursors)
 
     async def _rejoin(self) -> None:
         self.rejoined.append(self.bench.position.cut_off)
         assert self.newest is not None
         await self.bench.member.observe(Decision(self.newest, acceptances(self.newest)))
 
-    async def farewell(self, leader: PeerId) -> None:
-        await asked(self.parting, ExitRelease(step=RULES.steps), leader)
+    async def release(self, leader: PeerId) -> None:
+        await asked(self.exit_barrier, ExitRelease(step=RULES.steps), leader)
 
 
 class _Both(StepCalls):
@@ -153,7 +153,7 @@ async def test_loop_feeds_every_step_once_and_ends_after_the_last() -> None:
     for step in range(1, RULES.steps + 1):
         await eventually(lambda step=step: feed.steps == list(range(1, step + 1)))
         closed = await close(home.bench, closed)
-    await home.farewell(ROSTER.succession(RULES.steps)[0])
+    await home.release(ROSTER.succession(RULES.steps)[0])
     await running
     assert feed.steps == [1, 2, 3]
     assert not home.stage.asked(RECONCILE)
@@ -167,39 +167,39 @@ async def test_loop_ends_when_its_run_is_ended_before_the_last_step() -> None:
         await home.bench.ask(body)
     ended = record(ended=True)
     await home.bench.member.learn(Decision(ended, acceptances(ended)))
-    await home.farewell(ROSTER.succession(1)[0])
+    await home.release(ROSTER.succession(1)[0])
     await running
     assert feed.steps == [1]
 
 
 async def test_loop_of_the_leader_lets_everybody_go_when_the_run_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    home, dismissed = await Home(LEADER).set(), []
+    home, released = await Home(LEADER).set(), []
 
-    async def dismiss(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
-        dismissed.append((sorted(leaving), step))
+    async def release(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        released.append((sorted(leaving), step))
 
-    monkeypatch.setattr(home.parting, "dismiss", dismiss)
+    monkeypatch.setattr(home.exit_barrier, "release", release)
     fit(home)
     for peer in ROSTER.peers:
         signature = sign(peer, departure_bytes(RULES.run, 1, GENESIS.hash(), peer, ends=True))
         with contextlib.suppress(Refused):
-            await home.stage.ask_desk(Departure(step=1, peer=peer, ends=True, signature=signature), peer)
+            await home.stage.ask_lead(Departure(step=1, peer=peer, ends=True, signature=signature), peer)
     await home.stage.feed()
     await home.loop(Script()).run()
     head = home.bench.history.head
     assert (head.step, head.ended, head.roster) == (1, True, ROSTER.members)
-    assert dismissed == [([peer for peer in ROSTER.peers if peer != LEADER], 1)]
+    assert released == [([peer for peer in ROSTER.peers if peer != LEADER], 1)]
 
 
 async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_know_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    home, dismissed = await Home(LEADER).set(), []
+    home, released = await Home(LEADER).set(), []
 
-    async def dismiss(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
-        dismissed.append(sorted(leaving))
+    async def release(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        released.append(sorted(leaving))
 
-    monkeypatch.setattr(home.parting, "dismiss", dismiss)
+    monkeypatch.setattr(home.exit_barrier, "release", release)
     home.stage.closing = replace(home.stage.closing, rules=replace(RULES, steps=1))
     fit(home)
     deaf = home.stage.puppets[T]
@@ -207,10 +207,10 @@ async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_k
     await home.stage.feed()
     running = asyncio.create_task(home.loop(Script()).run())
     await eventually(lambda: len(deaf.told(DECIDE)) > 2)
-    assert dismissed == []
+    assert released == []
     del deaf.instead[DECIDE]
-    await eventually(lambda: dismissed)
-    assert T in dismissed[0]
+    await eventually(lambda: released)
+    assert T in released[0]
     await stop(running)
 
 
@@ -263,7 +263,7 @@ async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -
 
 
 async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decided() -> None:
-    """Whoever waits for a record that its living leader keeps to itself waits for ever."""
+    """One that waits for a record that its living leader keeps to itself waits for ever."""
     home = await Home(LEADER).set()
     fit(home)
     loop, turned, gate = home.loop(), asyncio.Event(), asyncio.Event()
@@ -318,7 +318,7 @@ async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
     assert not home.stage.asked(PREPARE)
     home.stage.liveness.lose(LEADER, "dead")
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_desk(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
+    await home.stage.ask_lead(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
     await home.stage.feed(term=1)
     await eventually(lambda: home.bench.position.open_step == 2)
     assert (home.bench.history.head.term, home.bench.history.head.absent) == (1, (LEADER,))
@@ -351,7 +351,7 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     await home.stage.feed()
     await eventually(lambda: home.bench.position.term == 3)
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_desk(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
+    await home.stage.ask_lead(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
     await home.stage.feed(term=3)
     await eventually(lambda: home.bench.position.open_step == 2)
     assert home.bench.history.head.term == 3
@@ -362,11 +362,11 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
 async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in_another_term() -> None:
     home = await Home(LEADER).set()
     fit(home)
-    home.stage.desk.book.requests._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
+    home.stage.lead.book.requests._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
     running = asyncio.create_task(home.loop().run())
     await home.stage.feed()
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_desk(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
+    await home.stage.ask_lead(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
     await home.stage.feed(term=3)
     await eventually(lambda: home.bench.position.open_step == 2)
     assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
@@ -377,11 +377,11 @@ async def test_loop_that_gives_a_term_up_ends_it_in_the_book_of_its_step_alone()
     """A step may be closed here, and the book of the next one open, when its leader hears that it is closed."""
     home = await Home(LEADER).set()
     fit(home)
-    desk = home.stage.desk
-    mine, later = desk.book, next(step for step in range(2, 99) if ROSTER.succession(step)[0] == LEADER)
+    lead = home.stage.lead
+    mine, later = lead.book, next(step for step in range(2, 99) if ROSTER.succession(step)[0] == LEADER)
 
     def closed(body: Any) -> None:
-        desk.open_step(later, ROSTER, "cd" * 32)
+        lead.open_step(later, ROSTER, "cd" * 32)
         raise WrongStep("step 1 is closed")
 
     home.stage.puppets[T].instead[RECONCILE] = closed
@@ -389,9 +389,9 @@ async def test_loop_that_gives_a_term_up_ends_it_in_the_book_of_its_step_alone()
     await home.stage.feed()
     await eventually(lambda: home.stage.puppets[T].told(PREPARE))  # in another term, of the same step
     assert mine.led is None or mine.led.number > 0
-    assert desk.book.step == later
-    assert desk.book.led is not None
-    assert desk.book.led.number == 0
+    assert lead.book.step == later
+    assert lead.book.led is not None
+    assert lead.book.led.number == 0
     await stop(running)
 
 
@@ -413,7 +413,7 @@ async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_th
         del home.stage.puppets[peer].instead[PREPARE]
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
     term = home.bench.position.term
-    await home.stage.ask_desk(ResumeTrainer(step=1, term=term, started=(), aside=()), T)
+    await home.stage.ask_lead(ResumeTrainer(step=1, term=term, started=(), aside=()), T)
     await home.stage.feed(term=term)
     await eventually(lambda: home.bench.position.open_step == 2)
     await stop(running)
@@ -478,7 +478,7 @@ async def test_loop_of_a_peer_without_which_the_run_went_on_is_let_in_again(how:
         await eventually(lambda: feed.steps == [1, 3])
     else:
         assert home.bench.position.over
-        await home.farewell(ROSTER.succession(3)[0])
+        await home.release(ROSTER.succession(3)[0])
         await running
         return
     await stop(running)
@@ -503,7 +503,9 @@ async def test_loop_that_cannot_come_back_ends_with_the_reason() -> None:
     async def nobody() -> None:
         raise RunEnded("there is nobody else", Ending.UNREACHABLE)
 
-    running = asyncio.create_task(StepLoop(home.bench.member, home.stage.closing, home.parting, None, nobody).run())
+    running = asyncio.create_task(
+        StepLoop(home.bench.member, home.stage.closing, home.exit_barrier, None, nobody).run()
+    )
     await home.bench.member.cut("B is steps ahead")
     with pytest.raises(RunEnded, match="nobody else"):
         await running

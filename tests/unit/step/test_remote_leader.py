@@ -76,7 +76,7 @@ class Leasing(StepRules):
         return self.first
 
 
-class Desk:
+class TrainerPeer:
     """A trainer's peer: its member, and the leaders it may turn to."""
 
     def __init__(self, begun: int = 0, first: int = 0) -> None:
@@ -85,7 +85,7 @@ class Desk:
         same = {field.name: getattr(rules, field.name) for field in fields(rules)}
         self.bench.position.rules = Leasing(**same, first=first)
 
-    async def set(self) -> Desk:
+    async def set(self) -> TrainerPeer:
         await self.stage.set()
         calls = LiveCalls(StepCalls(self.stage.endpoints[T]), self.stage.liveness)
         self.leader = RemoteLeader(calls, self.bench.position, LoopClock(), lambda: 5.0)
@@ -109,15 +109,15 @@ class Desk:
         self.stage.puppets[peer].instead[method] = answer
 
 
-async def desk(begun: int = 0, first: int = 0) -> Desk:
-    return await Desk(begun, first).set()
+async def trainer(begun: int = 0, first: int = 0) -> TrainerPeer:
+    return await TrainerPeer(begun, first).set()
 
 
 # --- leasing ---------------------------------------------------------------------------------------------------------
 
 
 async def test_trainer_leases_what_is_added() -> None:
-    here = await desk()
+    here = await trainer()
     assert await here.leader.lease(1, 4) == 4
     here.instead(LEADER, LEASE, lambda body: Leased(total=5, reason=""))
     assert await here.leader.lease(1, 4) == 1
@@ -126,7 +126,7 @@ async def test_trainer_leases_what_is_added() -> None:
 
 
 async def test_first_lease_is_had_without_asking_and_counts_in_what_is_asked_for() -> None:
-    here = await desk(first=5)
+    here = await trainer(first=5)
     assert [await here.leader.lease(1, 3), await here.leader.lease(1, 3)] == [3, 2]
     assert not here.told(LEADER, LEASE)
     assert await here.leader.lease(1, 3) == 3
@@ -134,7 +134,7 @@ async def test_first_lease_is_had_without_asking_and_counts_in_what_is_asked_for
 
 
 async def test_trainer_that_wants_nothing_gives_back_what_is_left_of_its_first_lease() -> None:
-    here = await desk(begun=3, first=5)
+    here = await trainer(begun=3, first=5)
     assert await here.leader.lease(1, 3) == 3
     assert await here.leader.lease(1, 0) == 0
     assert [len(body.started) for body in here.told(LEADER, RESUME)] == [3]
@@ -143,7 +143,7 @@ async def test_trainer_that_wants_nothing_gives_back_what_is_left_of_its_first_l
 
 
 async def test_first_lease_is_the_first_leaders_alone() -> None:
-    here = await desk(first=5)
+    here = await trainer(first=5)
     await here.follow(1)
     assert await here.leader.lease(1, 3) == 3
     assert [body.started for body in here.told(SUCCESSOR, RESUME)] == [()]
@@ -152,7 +152,7 @@ async def test_first_lease_is_the_first_leaders_alone() -> None:
 
 @pytest.mark.parametrize("total", [3, 9])
 async def test_leader_that_takes_a_lease_back_or_gives_more_than_was_asked_hears_what_was_begun(total: int) -> None:
-    here = await desk(begun=4)
+    here = await trainer(begun=4)
     await here.leader.lease(1, 4)
     here.instead(LEADER, LEASE, lambda body: Leased(total=total, reason="") if body.total == 8 else None)
     here.instead(LEADER, RESUME, lambda body: TrainerResumed(kept=3))
@@ -163,7 +163,7 @@ async def test_leader_that_takes_a_lease_back_or_gives_more_than_was_asked_hears
 
 @pytest.mark.parametrize("error", [Refused("no"), Violation("too much"), PeerError("failed: KeyError")])
 async def test_leader_that_says_no_to_a_lease_hears_what_was_begun_and_is_asked_again(error: PeerError) -> None:
-    here = await desk(begun=2)
+    here = await trainer(begun=2)
     await here.leader.lease(1, 2)
     here.instead(LEADER, LEASE, no(error, times=2))
     here.instead(LEADER, RESUME, no(error, times=1))
@@ -175,7 +175,7 @@ async def test_leader_that_says_no_to_a_lease_hears_what_was_begun_and_is_asked_
 @pytest.mark.parametrize("how", ["closed", "cut off"])
 @pytest.mark.parametrize("error", [Refused("no"), Busy("always")])
 async def test_leader_that_always_says_no_is_asked_until_the_step_is_over_here(error: PeerError, how: str) -> None:
-    here = await desk()
+    here = await trainer()
     here.instead(LEADER, LEASE, no(error))
     leasing = asyncio.create_task(here.leader.lease(1, 1))
     await eventually(lambda: len(here.told(LEADER, LEASE)) > 3)
@@ -185,7 +185,7 @@ async def test_leader_that_always_says_no_is_asked_until_the_step_is_over_here(e
 
 
 async def test_leader_that_fails_over_a_finished_journey_is_told_again() -> None:
-    here = await desk(begun=1)
+    here = await trainer(begun=1)
     here.instead(LEADER, COMPLETE, no(PeerError("failed: KeyError"), times=2))
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     assert here.told(LEADER, COMPLETE)[-1].contribution == COMMITTED[0]
@@ -195,14 +195,14 @@ async def test_leader_that_fails_over_a_finished_journey_is_told_again() -> None
     "error", [Busy("3 trainers"), Unreachable("no route"), DeadlineMissed("late"), WrongStep("behind")]
 )
 async def test_leader_that_does_not_answer_is_asked_again_and_leases_nothing_twice(error: PeerError) -> None:
-    here = await desk()
+    here = await trainer()
     here.instead(LEADER, LEASE, no(error, times=5))
     assert await here.leader.lease(1, 4) == 4
     assert [body.total for body in here.told(LEADER, LEASE)] == [4] * 6
 
 
 async def test_closed_step_has_nothing_to_lease() -> None:
-    here = await desk()
+    here = await trainer()
     here.instead(LEADER, LEASE, no(WrongStep("step 1 is closed")))
     leasing = asyncio.create_task(here.leader.lease(1, 4))
     await eventually(lambda: len(here.told(LEADER, LEASE)) > 3)
@@ -216,7 +216,7 @@ async def test_closed_step_has_nothing_to_lease() -> None:
 
 async def test_trainer_without_quota_asks_again_when_one_of_its_own_was_put_aside() -> None:
     """Nobody else may: the batch would lack one for ever."""
-    here = await desk(begun=2)
+    here = await trainer(begun=2)
     await here.leader.lease(1, 2)
     here.instead(LEADER, LEASE, lambda body: Leased(total=2, reason="the step is fully leased"))
     assert await here.leader.lease(1, 1) == 0
@@ -232,7 +232,7 @@ async def test_trainer_without_quota_asks_again_when_one_of_its_own_was_put_asid
 
 
 async def test_finished_journey_is_told_to_the_leader_and_the_next_in_its_succession() -> None:
-    here = await desk()
+    here = await trainer()
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     assert here.stage.asked(COMPLETE) == {LEADER, SUCCESSOR}
     (body,) = here.told(SUCCESSOR, COMPLETE)
@@ -241,14 +241,14 @@ async def test_finished_journey_is_told_to_the_leader_and_the_next_in_its_succes
 
 @pytest.mark.parametrize("error", [WrongStep("closed"), Refused("no"), Unreachable("gone"), Superseded("term 3")])
 async def test_witness_that_does_not_listen_is_not_needed(error: PeerError) -> None:
-    here = await desk()
+    here = await trainer()
     here.instead(SUCCESSOR, COMPLETE, no(error))
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     assert (len(here.told(LEADER, COMPLETE)), len(here.told(SUCCESSOR, COMPLETE))) == (1, 1)
 
 
 async def test_witness_that_stalls_is_not_waited_for_when_it_is_gone() -> None:
-    here = await desk()
+    here = await trainer()
     here.instead(SUCCESSOR, COMPLETE, here.stage.stall(SUCCESSOR))
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     assert asyncio.get_running_loop().time() < 1.0
@@ -256,14 +256,14 @@ async def test_witness_that_stalls_is_not_waited_for_when_it_is_gone() -> None:
 
 @pytest.mark.parametrize("error", [Refused("no"), Violation("forged")])
 async def test_leader_that_does_not_count_a_microbatch_is_an_error_that_names_it(error: PeerError) -> None:
-    here = await desk()
+    here = await trainer()
     here.instead(LEADER, COMPLETE, no(error))
     with pytest.raises(type(error), match=f"^{LEADER}: "):
         await here.leader.complete(1, COMMITTED[0], RECEIPTS)
 
 
 async def test_microbatch_put_aside_is_told_with_its_reason_as_far_as_there_is_room() -> None:
-    here = await desk()
+    here = await trainer()
     here.instead(LEADER, ASIDE, no(Unreachable("cut"), times=2))
     await here.leader.put_aside(1, microbatch(4), "x" * 300)
     assert [body.aside.microbatch for body in here.told(LEADER, ASIDE)] == [microbatch(4)] * 3
@@ -274,7 +274,7 @@ async def test_microbatch_put_aside_is_told_with_its_reason_as_far_as_there_is_r
 
 
 async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_with_it() -> None:
-    here = await desk(begun=3)
+    here = await trainer(begun=3)
     assert await here.leader.lease(1, 3) == 3
     set_aside(here.begun.taken, 1, microbatch(2))
     await here.leader.put_aside(1, microbatch(2), "poison")
@@ -289,7 +289,7 @@ async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_w
 
 
 async def test_leader_that_dies_between_lease_and_completion_is_followed_by_one_that_hears_all() -> None:
-    here = await desk(begun=2)
+    here = await trainer(begun=2)
     assert await here.leader.lease(1, 2) == 2
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     here.instead(LEADER, COMPLETE, here.stage.stall(LEADER))
@@ -307,7 +307,7 @@ async def test_leader_that_dies_between_lease_and_completion_is_followed_by_one_
 
 
 async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_others() -> None:
-    here = await desk(begun=3)
+    here = await trainer(begun=3)
     await here.leader.lease(1, 3)
     for one in COMMITTED:
         await here.leader.complete(1, one, RECEIPTS)
@@ -321,7 +321,7 @@ async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_ot
 
 
 async def test_what_was_put_aside_is_told_to_the_next_leader_with_what_was_begun() -> None:
-    here = await desk(begun=3)
+    here = await trainer(begun=3)
     set_aside(here.begun.taken, 1, microbatch(1))
     await here.leader.put_aside(1, microbatch(1), "no number")
     await here.follow(1)
@@ -335,7 +335,7 @@ async def test_what_was_put_aside_is_told_to_the_next_leader_with_what_was_begun
 
 
 async def test_what_the_next_leader_has_no_room_for_is_not_reported_and_no_longer_put_aside() -> None:
-    here = await desk(begun=3)
+    here = await trainer(begun=3)
     for body in (COMMITTED[1], COMMITTED[0]):
         await here.leader.complete(1, body, RECEIPTS)
     set_aside(here.begun.taken, 1, microbatch(2))
@@ -357,7 +357,7 @@ async def test_what_the_next_leader_has_no_room_for_is_not_reported_and_no_longe
 
 
 async def test_leader_that_took_us_for_gone_is_told_again_what_was_begun() -> None:
-    here = await desk(begun=1)
+    here = await trainer(begun=1)
     await here.leader.lease(1, 1)
     here.instead(LEADER, COMPLETE, no(Superseded("what this trainer has begun is not known here"), times=1))
     here.instead(LEADER, RESUME, no(Busy("it has yet to count on it again"), times=3))
@@ -368,7 +368,7 @@ async def test_leader_that_took_us_for_gone_is_told_again_what_was_begun() -> No
 
 
 async def test_two_reports_at_once_tell_a_new_leader_once_what_was_begun() -> None:
-    here = await desk(begun=2)
+    here = await trainer(begun=2)
     await here.leader.lease(1, 2)
     await here.follow(1)
     await asyncio.gather(*(here.leader.complete(1, one, RECEIPTS) for one in COMMITTED))
@@ -378,7 +378,7 @@ async def test_two_reports_at_once_tell_a_new_leader_once_what_was_begun() -> No
 
 
 async def test_leader_that_is_gone_before_it_heard_all_is_followed_by_one_that_does() -> None:
-    here = await desk(begun=1)
+    here = await trainer(begun=1)
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     here.instead(SUCCESSOR, COMPLETE, here.stage.stall(SUCCESSOR))
     await here.follow(1)
@@ -391,7 +391,7 @@ async def test_leader_that_is_gone_before_it_heard_all_is_followed_by_one_that_d
 
 
 async def test_lease_that_arrives_after_another_leader_heard_all_is_not_believed() -> None:
-    here = await desk(begun=1)
+    here = await trainer(begun=1)
     answer = asyncio.Event()
 
     async def late(body: Any) -> Leased:
@@ -410,7 +410,7 @@ async def test_lease_that_arrives_after_another_leader_heard_all_is_not_believed
 
 
 async def test_trainer_without_work_under_way_follows_the_next_leader_without_a_word() -> None:
-    here = await desk()
+    here = await trainer()
     here.leader.begun = None
     await here.follow(1)
     assert await here.leader.lease(1, 1) == 1
@@ -422,7 +422,7 @@ async def test_trainer_without_work_under_way_follows_the_next_leader_without_a_
 
 @pytest.mark.parametrize("what", ["again", "term", "closed", "cut"])
 async def test_trainer_waits_for_quota_until_there_is_some_or_another_leads(what: str) -> None:
-    here = await desk()
+    here = await trainer()
     here.instead(LEADER, LEASE, lambda body: Leased(total=0, reason="the step is fully leased"))
     assert await here.leader.lease(1, 1) == 0
     waiting = asyncio.create_task(here.leader.wait_quota(1))
@@ -447,7 +447,7 @@ async def test_trainer_waits_for_quota_until_there_is_some_or_another_leads(what
 
 
 async def test_trainer_told_of_quota_while_it_asked_does_not_wait() -> None:
-    here = await desk()
+    here = await trainer()
 
     async def meanwhile(body: Any) -> Leased:
         await here.again()
@@ -459,7 +459,7 @@ async def test_trainer_told_of_quota_while_it_asked_does_not_wait() -> None:
 
 
 async def test_trainer_forgets_with_the_step_what_it_told_its_leader() -> None:
-    here = await desk(begun=1)
+    here = await trainer(begun=1)
     await here.leader.lease(1, 4)
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     await here.close()
@@ -473,7 +473,7 @@ async def test_trainer_forgets_with_the_step_what_it_told_its_leader() -> None:
 
 
 async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -> None:
-    here = await desk(begun=1)
+    here = await trainer(begun=1)
     here.instead(LEADER, COMPLETE, silence)
     completing = asyncio.create_task(here.leader.complete(1, COMMITTED[0], RECEIPTS))
     await eventually(lambda: here.told(LEADER, COMPLETE))
@@ -482,7 +482,7 @@ async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -
 
 
 async def test_trainer_that_rewinds_asks_for_what_it_wants_and_not_for_what_it_had() -> None:
-    here = await Desk().set()
+    here = await TrainerPeer().set()
     leader = here.leader
     leader._book = TrainerBook(13, leased=4)  # of the lineage that is given up; step 1 is open now
     leader.rewound()

@@ -59,7 +59,7 @@ class _Batch(BatchCollection):
     """What the leader asks with: the scene."""
 
     def __init__(self, scene: Scene, closing: CloseContext, policy: ExclusionPolicy) -> None:
-        super().__init__(closing, scene.desk.book, 0, policy, lambda: voters(ROSTER, HEAD.hash()))
+        super().__init__(closing, scene.lead.book, 0, policy, lambda: voters(ROSTER, HEAD.hash()))
         self.calls = scene  # type: ignore[assignment]
 
     async def can_decide(self) -> bool:
@@ -78,16 +78,16 @@ class Scene:
         self.waits, self.whole, self.knows = list[str](), False, True
         self.word: PeerId | None = None
         rules = dataclasses.replace(RULES, stages=2, parts=PARTS, **more)
-        self.desk = LeadService(rules, T, self._open, verify)
-        self.desk.open_step(1, ROSTER, HEAD.hash())
+        self.lead = LeadService(rules, T, self._open, verify)
+        self.lead.open_step(1, ROSTER, HEAD.hash())
         closing = SimpleNamespace(
-            rules=rules, history=SimpleNamespace(head=HEAD, head_hash=HEAD.hash()), desk=self.desk,
+            rules=rules, history=SimpleNamespace(head=HEAD, head_hash=HEAD.hash()), lead=self.lead,
             calls=SimpleNamespace(me=T, ask=self.ask), liveness=self.liveness, clock=LoopClock(), timeout_s=lambda: 5.0,
             waiting=self.waits.append, copies=2, verify=verify, checkpoint=self._checkpoint,
         )  # fmt: skip
         policy = ExclusionPolicy(ROSTER)
         batch = _Batch(self, cast(Any, closing), policy)
-        self.rescuing = Rescuing(cast(Any, closing), self.desk.book, 0, policy, batch)
+        self.rescuing = Rescuing(cast(Any, closing), self.lead.book, 0, policy, batch)
         self.liveness.lose(A)
 
     async def _open(self, step: int) -> None:
@@ -180,7 +180,7 @@ def asks_to_leave(scene: Scene, peer: PeerId, *, ends: bool = True) -> None:
     signature = sign(peer, departure_bytes(RUN, 1, HEAD.hash(), peer, ends=ends))
     request = Departure(step=1, peer=peer, ends=ends, signature=signature)
     with contextlib.suppress(Refused):  # who cannot be spared is heard all the same
-        scene.desk.book.requests.leave(peer, request)
+        scene.lead.book.requests.leave(peer, request)
 
 
 def all_leave(scene: Scene, *, but: PeerId | None = None) -> None:
@@ -241,11 +241,11 @@ async def test_run_that_all_leave_waits_for_who_asked_to_join_as_long_as_it_is_t
             raise Unreachable("it was killed")
 
     scene.rescuing._context.calls = SimpleNamespace(me=T, ask=standing)  # type: ignore[misc]
-    monkeypatch.setitem(scene.desk.book.requests._joins, STRANGER, SimpleNamespace(member=listed(STRANGER)))
+    monkeypatch.setitem(scene.lead.book.requests._joins, STRANGER, SimpleNamespace(member=listed(STRANGER)))
     for holder in (FIRST, SECOND):
         scene.says[holder] = lambda: Consent(reassign=None)
     all_leave(scene)
-    monkeypatch.setattr(scene.desk.book.requests, "give_up", _never_enough)
+    monkeypatch.setattr(scene.lead.book.requests, "give_up", _never_enough)
     with pytest.raises(RunEnded, match="all others were asked to leave"):
         await scene.record()
     assert asked > 3, "the fault: it was there, and is not any more"
@@ -297,7 +297,7 @@ async def test_who_refuses_is_asked_again_until_the_replica_is_back() -> None:
 
 async def test_changes_that_no_record_may_have_end_no_leader() -> None:
     scene = Scene()
-    requests, failed = scene.desk.book.requests, list[int]()
+    requests, failed = scene.lead.book.requests, list[int]()
     give_up = requests.give_up
 
     def fails_once(*asked: Any) -> Any:
@@ -329,10 +329,10 @@ def no_copy() -> Consent:
 
 
 def joins(scene: Scene, peer: PeerId) -> None:
-    scene.desk.book.requests._lost = frozenset({A})
+    scene.lead.book.requests._lost = frozenset({A})
     member = listed(peer)
     signature = sign(peer, admission_bytes(RUN, 1, HEAD.hash(), member))
-    scene.desk.book.requests.join(peer, Admission(step=1, member=member, signature=signature))
+    scene.lead.book.requests.join(peer, Admission(step=1, member=member, signature=signature))
 
 
 SILENT = DeadlineMissed("no answer to health/1/beat in 1.5 s")

@@ -1,4 +1,4 @@
-"""Three peers with their real loops, desks and watches, of which one dies or stalls at every question in turn."""
+"""Three peers with their real loops, services and watches, of which one dies or stalls at every question in turn."""
 
 from __future__ import annotations
 
@@ -80,33 +80,33 @@ class Peer:
         self.watch = self.bench.liveness = HealthWatch(self.endpoint, LoopClock())
         member = self.bench.member
         position = self.bench.position
-        self.desk = LeadService(RULES, me, position.wait_open, lambda *signed: True, term_of=lambda: position.term)
+        self.lead = LeadService(RULES, me, position.wait_open, lambda *signed: True, term_of=lambda: position.term)
         donor = StateDonor(LoopClock())
         self.observers = ObserverService(self._standing, donor, self._nothing, Observers(donor, LoopClock()))
         calls = StepCalls(self.endpoint)
         self.leader = RemoteLeader(LiveCalls(calls, self.watch), position, LoopClock(), lambda: 5.0)
         self.leader.begun = self
-        self.parting, self.troupe = ExitBarrier(), troupe
+        self.exit_barrier, self.troupe = ExitBarrier(), troupe
         self._begun: list[MicrobatchId] = []
         closing = CloseContext(
             rules=RULES,
             calls=calls,
             history=self.bench.history,
             events=self.events,
-            desk=self.desk,
+            lead=self.lead,
             liveness=self.watch,
             clock=LoopClock(),
             timeout_s=lambda: 5.0,
             verify=verify,
         )
         feed = self._feed if me == T else None
-        self.loop = StepLoop(member, closing, self.parting, feed, self._never)
+        self.loop = StepLoop(member, closing, self.exit_barrier, feed, self._never)
 
     async def open(self) -> None:
         await self.endpoint.enter(RUN)
-        for service in (self.bench.member, self.desk, self.leader):
+        for service in (self.bench.member, self.lead, self.leader):
             self.endpoint.mount(Tapped(service, self.troupe.count))
-        for service in (self.watch, self.observers, self.parting):
+        for service in (self.watch, self.observers, self.exit_barrier):
             self.endpoint.mount(service)
         around = SimpleNamespace(watch=self.watch, endpoint=self.endpoint, events=self.events, clock=LoopClock())
         run = SimpleNamespace(around=around, rules=RULES, position=self.bench.position, name_of=str)
@@ -122,7 +122,7 @@ class Peer:
         self._begun = []
         await self.observers.publish(decision, None)
         self.watch.follow(closed.members.peers)
-        self.desk.open_step(closed.step + 1, closed.members, closed.hash(), closed.cursors)
+        self.lead.open_step(closed.step + 1, closed.members, closed.hash(), closed.cursors)
 
     def _standing(self, closed: int | None) -> RunStanding:
         return RunStanding(founder=self.me, closed=closed, waiting_for="")
@@ -210,7 +210,7 @@ class Troupe:
         return [kept.record for kept in self.peers[peer].observers._decisions]
 
     def check(self, stays: Sequence[PeerId]) -> None:
-        """One history; whoever stayed swapped once a step, to what it says."""
+        """One history; those who stayed swapped once a step, to what it says."""
         chains = [self.chain(peer) for peer in self.peers]
         longest = max(chains, key=len)
         assert all(chain == longest[: len(chain)] for chain in chains)

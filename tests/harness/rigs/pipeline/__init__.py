@@ -38,9 +38,9 @@ from tests.harness.rigs.pipeline.parts import TRAINER as TRAINER
 from tests.harness.rigs.pipeline.parts import CheapPart as CheapPart
 from tests.harness.rigs.pipeline.parts import FakeGraph as FakeGraph
 from tests.harness.rigs.pipeline.parts import Mailbox as Mailbox
+from tests.harness.rigs.pipeline.parts import failing as failing
 from tests.harness.rigs.pipeline.parts import microbatch as microbatch
 from tests.harness.rigs.pipeline.parts import specs as specs
-from tests.harness.rigs.pipeline.parts import spoil as spoil
 from tests.harness.rigs.pipeline.parts import tensor as tensor
 from tests.harness.rigs.pipeline.parts import token_ids as token_ids
 from tests.harness.rigs.pipeline.parts import value as value

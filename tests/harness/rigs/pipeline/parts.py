@@ -183,7 +183,7 @@ class CheapPart:
         return [float(grad.sum())]
 
 
-def spoil(error: BaseException) -> Callable[[], None]:
+def failing(error: BaseException) -> Callable[[], None]:
     """Return a hook that raises."""
 
     def hook() -> None:

@@ -72,8 +72,8 @@ THREE = Roster([*ROSTER.members, listed("C")])
 class Puppet:
     """A member that answers as it is told; ``asked`` are the methods in order, with their bodies."""
 
-    def __init__(self, peer: PeerId, roster: Roster, *, desk: bool = True) -> None:
-        self.peer, self.desk = peer, desk
+    def __init__(self, peer: PeerId, roster: Roster, *, leads: bool = True) -> None:
+        self.peer, self.leads = peer, leads
         self.bodies: list[tuple[Rpc[Any, Any], Any]] = []
         self.instead: dict[Rpc[Any, Any], Callable[[Any], Any]] = {}
         self.part = str(roster[peer].part) if roster[peer].part else ""
@@ -108,7 +108,7 @@ class Puppet:
             (ASIDE, lambda body: Empty()),
             (RESUME, lambda body: TrainerResumed(kept=len(body.started))),
         ]
-        kinds += leading if self.desk else []
+        kinds += leading if self.leads else []
         return [rpc.handled(self._handler(rpc, usual)) for rpc, usual in kinds]
 
     def _averaged(self, body: Reconcile) -> Averaged:
@@ -142,7 +142,7 @@ def _wrong_step(body: Any) -> Any:
 
 
 class Stage:
-    """Puppets on a network, one of which leads step 1 with a desk of its own."""
+    """Puppets on a network, one of which leads step 1 with a service of its own."""
 
     def __init__(self, roster: Roster = ROSTER, *, hosted: bool = False, leader: PeerId | None = None) -> None:
         self.roster, self.leader = roster, leader or roster.succession(1)[0]
@@ -150,10 +150,10 @@ class Stage:
         self.puppets = {peer: Puppet(peer, roster) for peer in roster.peers}
         self.endpoints: dict[PeerId, SimEndpoint] = {}
         self.waited: list[str] = []
-        self.desk = LeadService(
+        self.lead = LeadService(
             RULES, self.leader, self._opened, lambda peer, data, signature: True, hosted=hosted, term_of=lambda: 0
         )
-        self.desk.open_step(1, roster, self.genesis.hash(), {})
+        self.lead.open_step(1, roster, self.genesis.hash(), {})
 
     @property
     def genesis(self) -> CloseRecord:
@@ -175,7 +175,7 @@ class Stage:
             calls=self.calls,
             history=history,
             events=self.events,
-            desk=self.desk,
+            lead=self.lead,
             liveness=self.liveness,
             clock=LoopClock(),
             timeout_s=lambda: 5.0,
@@ -184,20 +184,20 @@ class Stage:
         )
         return self
 
-    async def ask_desk(self, body: Any, caller: PeerId) -> Any:
-        """Return what our desk answers to a trainer."""
-        return await asked(self.desk, body, caller)
+    async def ask_lead(self, body: Any, caller: PeerId) -> Any:
+        """Return what we answer as the leader to a trainer."""
+        return await asked(self.lead, body, caller)
 
     async def feed(self, contributions: Sequence[Contribution] = COMMITTED, *, term: int = 0) -> None:
         """Have trainers lease and complete these."""
         for one in contributions:
             trainer = PeerId(one.microbatch.trainer)
-            await self.ask_desk(Lease(step=1, term=term, total=one.microbatch.position + 1), trainer)
+            await self.ask_lead(Lease(step=1, term=term, total=one.microbatch.position + 1), trainer)
             receipts = (SignedReceipt(digest=bytes(32), signature=bytes(64)),) * len(one.route)
-            await self.ask_desk(Complete(step=1, term=term, contribution=one, receipts=receipts), trainer)
+            await self.ask_lead(Complete(step=1, term=term, contribution=one, receipts=receipts), trainer)
 
     def leading(self, term: int = 0) -> StepClose:
-        return StepClose(self.closing, self.desk.book, term)
+        return StepClose(self.closing, self.lead.book, term)
 
     def asked(self, method: str) -> AbstractSet[PeerId]:
         return {peer for peer, puppet in self.puppets.items() if method in puppet.asked}

@@ -46,7 +46,7 @@ async def _open(step: int) -> None:
 DIGEST = bytes(range(32))
 
 
-def desk(me: PeerId) -> LeadService:
+def lead_service(me: PeerId) -> LeadService:
     opened = LeadService(RULES, me, _open, verify)
     opened.open_step(1, ROSTER)
     return opened
@@ -71,12 +71,12 @@ async def tell(opened: LeadService, body: Any, caller: PeerId = TRAINER.peer) ->
 
 
 async def lead() -> LeadService:
-    opened = desk(ROSTER.succession(1)[0])
+    opened = lead_service(ROSTER.succession(1)[0])
     await tell(opened, Lease(step=1, term=0, total=2))
     return opened
 
 
-async def test_desk_full_gives_the_committed_set() -> None:
+async def test_lead_service_full_gives_the_committed_set() -> None:
     opened = await lead()
     second = MICROBATCH._replace(position=1)
     for body in (complete(), complete(), complete(microbatch=second)):
@@ -99,19 +99,21 @@ async def test_desk_full_gives_the_committed_set() -> None:
         (complete().model_copy(update={"step": 0}), WrongStep, "step 0"),
     ],
 )
-async def test_desk_refuses_what_no_honest_trainer_reports(body: Complete, error: type[Exception], words: str) -> None:
+async def test_leader_refuses_what_no_honest_trainer_reports(
+    body: Complete, error: type[Exception], words: str
+) -> None:
     opened = await lead()
     with pytest.raises(error, match=words):
         await tell(opened, body)
 
 
-async def test_desk_of_a_bystander_leases_and_counts_nothing() -> None:
-    bystander = desk(ROSTER.succession(1)[3])
+async def test_lead_service_of_a_bystander_leases_and_counts_nothing() -> None:
+    bystander = lead_service(ROSTER.succession(1)[3])
     with pytest.raises(Superseded, match="leads step 1 in term 0"):
         await tell(bystander, Lease(step=1, term=0, total=1))
     with pytest.raises(Superseded, match="leads step 1 in term 0"):
         await tell(bystander, complete())
 
 
-async def test_desk_of_the_successor_witnesses() -> None:
-    await tell(desk(ROSTER.succession(1)[1]), complete())
+async def test_lead_service_of_the_successor_witnesses() -> None:
+    await tell(lead_service(ROSTER.succession(1)[1]), complete())

@@ -37,7 +37,7 @@ async def _open(step: int) -> None:
     return None
 
 
-def desk(me: PeerId = LEADER, *, step: int = STEP, **rules: Any) -> LeadService:
+def lead_service(me: PeerId = LEADER, *, step: int = STEP, **rules: Any) -> LeadService:
     opened = LeadService(replace(RULES, **rules), me, _open, verify)
     opened.open_step(step, SEVEN, BEFORE)
     return opened
@@ -49,7 +49,7 @@ async def tell(opened: LeadService, body: Admission | Departure, caller: str | N
 
 
 async def test_leader_puts_those_who_asked_into_the_roster_and_out_of_it() -> None:
-    opened = desk()
+    opened = lead_service()
     for body in (admission(listed("C")), departure("A1"), departure("F"), admission(listed("C")), departure("A1")):
         await tell(opened, body)
     changes, roster = opened.book.requests.settle(())
@@ -58,7 +58,7 @@ async def test_leader_puts_those_who_asked_into_the_roster_and_out_of_it() -> No
 
 
 async def test_member_that_is_late_for_the_close_stays_and_leaves_with_a_later_one() -> None:
-    opened = desk()
+    opened = lead_service()
     for peer in ("A1", "F"):
         await tell(opened, departure(peer))
     assert set(opened.book.requests.leaving()) == {"A1", "F"}
@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, Any, str | None, type[PeerError], str]] = [
 async def test_leader_refuses_with_the_reason_and_grants_nothing(
     body: Any, caller: str | None, error: type[PeerError], words: str
 ) -> None:
-    opened = desk()
+    opened = lead_service()
     with pytest.raises(error, match=words):
         await tell(opened, body, caller)
     assert opened.book.requests.settle(())[1].members == SEVEN.members
@@ -92,7 +92,7 @@ async def test_leader_refuses_with_the_reason_and_grants_nothing(
 
 async def test_leader_that_has_settled_the_roster_says_that_it_is_too_late() -> None:
     later = next(step for step in range(STEP + 1, 99) if SEVEN.succession(step)[0] == LEADER)
-    opened = desk(steps=100)
+    opened = lead_service(steps=100)
     opened.book.requests.settle(())
     for body in (admission(listed("C")), departure("A1")):
         with pytest.raises(WrongStep, match="too late for this step"):
@@ -103,7 +103,7 @@ async def test_leader_that_has_settled_the_roster_says_that_it_is_too_late() -> 
 
 
 async def test_leader_of_the_last_step_lets_nobody_in_or_out() -> None:
-    opened = desk(SEVEN.succession(9)[0], step=9)
+    opened = lead_service(SEVEN.succession(9)[0], step=9)
     for body in (admission(listed("C"), step=9), departure("A1", step=9)):
         with pytest.raises(WrongStep, match="last step"):
             await tell(opened, body)
@@ -112,11 +112,11 @@ async def test_leader_of_the_last_step_lets_nobody_in_or_out() -> None:
 async def test_peer_that_does_not_lead_the_step_says_who_does() -> None:
     for body in (admission(listed("C")), departure("A1")):
         with pytest.raises(Superseded, match=f"{LEADER} leads step 5"):
-            await tell(desk(REST[0]), body)
+            await tell(lead_service(REST[0]), body)
 
 
 async def test_second_replica_that_wants_to_leave_is_told_why_it_cannot() -> None:
-    opened = desk()
+    opened = lead_service()
     await tell(opened, departure("B2"))
     wanted = r"only replica of stage-1: another must join first \(as a host of stage 1\)"
     with pytest.raises(Refused, match=wanted):
@@ -139,7 +139,7 @@ async def ask_for_the_end(opened: LeadService, *but: str) -> list[str]:
 
 
 async def test_run_ends_when_the_last_member_asks_for_it_whom_it_could_not_spare() -> None:
-    opened = desk()
+    opened = lead_service()
     refused = await ask_for_the_end(opened)
     # T2 is the only trainer by now, and hears yes: there is nobody to wait for.
     assert [one[:2] for one in refused] == ["A2", "B2"]
@@ -160,7 +160,7 @@ async def test_run_goes_on_with_those_that_it_needs_though_all_want_to_leave(why
 
 
 async def test_member_that_cannot_be_spared_hears_whether_all_have_been_asked() -> None:
-    opened = desk()
+    opened = lead_service()
     *_, last = await ask_for_the_end(opened, *SEVEN.peers)
     assert "T2: all have been asked to leave: the run ends soon" in last
     with pytest.raises(Refused, match="all have been asked to leave"):
@@ -168,7 +168,7 @@ async def test_member_that_cannot_be_spared_hears_whether_all_have_been_asked() 
 
 
 async def test_member_that_agrees_later_in_the_step_lets_the_run_end() -> None:
-    opened = desk()
+    opened = lead_service()
     assert len(await ask_for_the_end(opened, "A1", "A2")) == 3
     await tell(opened, departure("A1", ends=True))
     await tell(opened, departure("A2", ends=True))
@@ -176,7 +176,7 @@ async def test_member_that_agrees_later_in_the_step_lets_the_run_end() -> None:
 
 
 async def test_run_goes_on_when_somebody_joins_as_all_others_want_it_to_end() -> None:
-    opened = desk()
+    opened = lead_service()
     await tell(opened, admission(listed("C")))
     await ask_for_the_end(opened)
     changes, roster = opened.book.requests.settle(())
@@ -204,14 +204,14 @@ async def test_member_that_can_be_spared_by_now_ends_the_run_with_the_others() -
 async def test_run_with_more_members_than_a_record_lets_go_is_not_said_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (requests, changes):
         monkeypatch.setattr(module, "MAX_CHANGES", len(SEVEN) - 1)
-    opened = desk()
+    opened = lead_service()
     refused = await ask_for_the_end(opened)
     assert len(refused) == 3
     assert not any(ALL_ASKED in reason for reason in refused)
 
 
 async def test_full_run_refuses_newcomers_and_keeps_its_word_to_those_it_has_taken() -> None:
-    opened = desk(max_members=len(SEVEN) + 1)
+    opened = lead_service(max_members=len(SEVEN) + 1)
     await tell(opened, admission(listed("C")))
     with pytest.raises(Refused, match="the run is full"):
         await tell(opened, admission(listed("E")))
@@ -221,7 +221,7 @@ async def test_full_run_refuses_newcomers_and_keeps_its_word_to_those_it_has_tak
 
 async def test_more_newcomers_than_one_record_takes_are_asked_to_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MAX_CHANGES", 2)
-    opened = desk(max_members=100)
+    opened = lead_service(max_members=100)
     for peer in ("C", "E"):
         await tell(opened, admission(listed(peer)))
     with pytest.raises(Busy, match="2 peers join in this step already"):
@@ -230,7 +230,7 @@ async def test_more_newcomers_than_one_record_takes_are_asked_to_come_later(monk
 
 
 async def test_newcomer_that_does_not_answer_any_more_is_not_let_in() -> None:
-    opened = desk()
+    opened = lead_service()
     for peer in ("C", "E"):
         await tell(opened, admission(listed(peer)))
     assert set(opened.book.requests.asking()) == {"C", "E"}
@@ -276,7 +276,7 @@ async def test_step_is_given_up_without_a_newcomer_that_may_not_join_any_more(ho
 
 
 async def test_leader_of_a_later_term_forgets_what_it_was_asked_before_and_takes_it_anew() -> None:
-    opened = desk()
+    opened = lead_service()
     asked = (admission(listed("C")), departure("A1"))
     for body in asked:
         await tell(opened, body)
