@@ -27,7 +27,6 @@ MUST: Mapping[str, Mapping[str, object]] = {
     "hf": {"swarms_bit_equal": 1, "replicas_killed": 2, "exports_differing": 0},
     "lora": {"runs_bit_equal": 1, "replicas_killed": 2, "bases_changed": 0, "adapters_differing": 0},
     "liars": {"lies": 2, "runs_stopped": 0, "honest_accused": 0},
-    "scenarios": {"plays": 1, "kept": 1, "not_kept": {}, "faults": 1, "lost": 0, "duplicated": 0},
 }  # fmt: skip
 """What real processes promise at any size: the bits of the plain loop, and of a run in which nobody dies."""
 
