@@ -11,7 +11,7 @@ ARGS ?=
 # Trackers of --report-to that are set up, too: make setup EXTRAS=tensorboard,wandb
 EXTRAS ?=
 export EXTRAS
-# Benchmark to run, empty lists them: make bench NAME=parity ARGS=--full
+# Benchmark to run, empty lists them: make bench NAME=trajectory ARGS=--full
 NAME ?=
 # Interpreter for `make gpu-check` instead of .venv's, which is then not set up: make gpu-check GPU_PYTHON=python3
 GPU_PYTHON ?=

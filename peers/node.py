@@ -16,7 +16,7 @@ import os
 import resource
 import secrets
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,10 +90,7 @@ def open_device(settings: PeerSettings, events: EventSink) -> Device:
     return DeviceThread(device, threads=options.threads, max_memory=limit, host_memory=settings.host_bytes)
 
 
-OpenDevice = Callable[[PeerSettings, EventSink], Device]
-
-
-def run_peer(settings: PeerSettings, device: OpenDevice = open_device) -> int:
+def run_peer(settings: PeerSettings) -> int:
     """Run one peer until its run is over or it has left.
 
     Blocking; owns the process's event loop, and its signals for good: see :meth:`peers.orders.Orders.listen`. Whatever
@@ -101,7 +98,6 @@ def run_peer(settings: PeerSettings, device: OpenDevice = open_device) -> int:
 
     Args:
         settings: All about this peer.
-        device: Opens what its parts are worked on; the peer closes it.
 
     Returns:
         The exit code of the process.
@@ -110,7 +106,7 @@ def run_peer(settings: PeerSettings, device: OpenDevice = open_device) -> int:
     # the event loop, and seconds of it with a small share of a processor.
     gc.freeze()
     allow_descriptors()
-    return uvloop.run(_run_peer(settings, device))
+    return uvloop.run(_run_peer(settings))
 
 
 def allow_descriptors() -> None:
@@ -122,7 +118,7 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _run_peer(settings: PeerSettings, device: OpenDevice) -> int:
+async def _run_peer(settings: PeerSettings) -> int:
     orders = Orders(settings.options.grace)
     orders.listen()
     clock = SystemClock()
@@ -136,7 +132,7 @@ async def _run_peer(settings: PeerSettings, device: OpenDevice) -> int:
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
     verdict: SwarmError | None = None
     try:
-        reason, exit_code = await node.run(device)
+        reason, exit_code = await node.run()
     except* SwarmError as errors:
         verdict = _verdict(errors)
         if isinstance(verdict, ConfigError):
@@ -199,9 +195,9 @@ class Node:
         self._retiring: asyncio.Future[None] | None = None
         self._first = {identity.peer}
 
-    async def run(self, open_device: OpenDevice) -> tuple[str, int]:
-        """Live on this device; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or
-        another SwarmError when it does not end in order."""
+    async def run(self) -> tuple[str, int]:
+        """Live; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or another SwarmError
+        when it does not end in order."""
         settings = self._settings
         device = MeteredDevice(open_device(settings, self._events), self._clock)
         control = None if settings.control is None else ControlServer(settings.control, self._commands.table())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from peers.chaos.figures import ReplicaPresence
 from peers.chaos.schedule import Removal
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending
@@ -56,7 +55,6 @@ class SpotMarket:
     machines: dict[str, MarketMachine] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     began_s: float = 0.0
-    ended_s: float = 0.0
     _places: list[MarketMachine] = field(default_factory=list)
     _taking: list[asyncio.Task[None]] = field(default_factory=list)
     _begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,15 +67,6 @@ class SpotMarket:
     def now_s(self) -> float:
         """The world's clock."""
         return self.swarm.network.clock.monotonic()
-
-    def lives(self, *, joining: bool) -> Iterator[ReplicaPresence]:
-        """When each machine was there: from when its peer was ready, or (``joining``) was started."""
-        for machine in self.machines.values():
-            begin = machine.started_s if joining else machine.ready_s
-            if machine.stage is not None and begin is not None:
-                yield ReplicaPresence(
-                    machine.stage, begin, self.ended_s if machine.ended_s is None else machine.ended_s
-                )
 
     def join_seconds(self) -> list[float]:
         """From start to ready, of those that came later."""
@@ -110,10 +99,8 @@ class SpotMarket:
         if isinstance(event, RunStarted):
             self.began_s = self.now_s
             self._begun.set()
-        if isinstance(event, StepClosed):
-            self.ended_s = self.now_s
-            if event.step >= self.swarm.manifest.run.steps:
-                self._over.set()
+        if isinstance(event, StepClosed) and event.step >= self.swarm.manifest.run.steps:
+            self._over.set()
 
     # --- playing -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_shards.build import build_shard, split_documents
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
@@ -15,6 +15,7 @@ from peers.foreign_model import find_model
 from peers.frozen import with_frozen
 from peers.home.run_directory import RunDirectory
 from peers.local.fork_client import PRELOAD
+from peers.local.launch import PeerGroup
 from peers.manifest_file import write_manifest
 from swarm.models.hf.hf_config import HfConfig
 from swarm.optim.schedules import OptimizerConfig
@@ -26,11 +27,13 @@ from tests.benchmarks._parity_run import (
     Layout,
     Scale,
     TrainedRun,
-    WiredGroup,
     local_run,
     make_manifest,
     read_records,
 )
+
+if TYPE_CHECKING:
+    from tests.benchmarks._parity_compare import Comparison
 
 VOCABULARY, CONTEXT, CHARACTERS = 300, 16, 20_000
 LAYOUT = Layout(name="2 stages × 2, private ends", stages=2, replicas=2, ends="private")
@@ -42,33 +45,20 @@ VICTIMS = {1: "stage-0-2", 2: "stage-1-2"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuned:
-    """What became of one: who was killed, how far its weights, losses and digests are from one process's, its first and
-    last loss, and by how much the export's logits differ."""
+    """What became of one: who was killed, how far it is from one process, and how far the export's logits are."""
 
     killed: tuple[str, ...]
-    weights: float
-    losses: int
-    digests: int
-    first_loss: float
-    last_loss: float
-    moved: float
+    compared: Comparison
     export_difference: float | None
 
     @property
     def equal(self) -> bool:
-        """Whether all bits are those of one process, after real training, with all deaths."""
-        same = (self.weights, self.losses, self.digests) == (0.0, 0, 0)
-        return same and self.moved > 0.0 and set(self.killed) == set(VICTIMS.values())
+        """Whether all bits are those of one process, with all deaths."""
+        return self.compared.exact and set(self.killed) == set(VICTIMS.values())
 
     def figures(self) -> dict[str, Any]:
         """For the table."""
-        return {
-            "killed": ", ".join(self.killed),
-            "max_abs_diff": self.weights,
-            "losses and digests differing": self.losses + self.digests,
-            "loss": f"{self.first_loss:.3f} to {self.last_loss:.3f}",
-            "export's logits differ by": self.export_difference,
-        }
+        return self.compared.figures(self.killed) | {"export's logits differ by": self.export_difference}
 
 
 def fine_tune(root: Path, name: str, *, steps: int, packing: Packing = "stream") -> FineTuned:
@@ -83,17 +73,11 @@ def fine_tune(root: Path, name: str, *, steps: int, packing: Packing = "stream")
         characters=CHARACTERS,
     )
     trained, killed = train_and_kill(root, scale, chosen)
-    from tests.benchmarks._parity_compare import compare_exact
+    from tests.benchmarks._parity_compare import compare
 
-    measured = compare_exact(trained, files=chosen.files)
     return FineTuned(
         killed=killed,
-        weights=measured.distance.abs,
-        losses=measured.losses_differing or 0,
-        digests=measured.digests_differing or 0,
-        first_loss=measured.first_loss,
-        last_loss=measured.last_loss,
-        moved=measured.moved,
+        compared=compare(trained, chosen.files),
         export_difference=_exported(trained, chosen, root / "export"),
     )
 
@@ -131,7 +115,7 @@ def _documents() -> list[str]:
 
 def train_and_kill(root: Path, scale: Scale, chosen: Pretrained) -> tuple[TrainedRun, tuple[str, ...]]:
     """Train in a swarm of processes, and kill :data:`VICTIMS`; return the run, and who was killed."""
-    group = WiredGroup(root / "launch.log", preload=(*PRELOAD, *PRELOAD_HF))
+    group = PeerGroup(root / "launch.log", preload=(*PRELOAD, *PRELOAD_HF))
     try:
         group.open()
         return _train(group, root, scale, chosen)
@@ -139,7 +123,7 @@ def train_and_kill(root: Path, scale: Scale, chosen: Pretrained) -> tuple[Traine
         group.stop()
 
 
-def _train(group: WiredGroup, root: Path, scale: Scale, chosen: Pretrained) -> tuple[TrainedRun, tuple[str, ...]]:
+def _train(group: PeerGroup, root: Path, scale: Scale, chosen: Pretrained) -> tuple[TrainedRun, tuple[str, ...]]:
     directory = RunDirectory(root / "run")
     data = Data(root=root / "data", tokenizer=tokenizer_digest(chosen.tokenizer))
     shards = RunDirectory(data.root)
@@ -163,7 +147,7 @@ def _train(group: WiredGroup, root: Path, scale: Scale, chosen: Pretrained) -> t
     running.on_change = kill
     running.train()
     records = read_records(directory, manifest, dead=killed)
-    trained = TrainedRun(manifest=manifest, directory=directory, layout=LAYOUT, records=records, seconds=0.0)
+    trained = TrainedRun(manifest=manifest, directory=directory, records=records)
     return trained, tuple(killed)
 
 

@@ -25,7 +25,7 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from swarm.state.checkpoints.parts import load_weights
 from tests.benchmarks._hf_run import CHARACTERS, CONTEXT, VICTIMS, VOCABULARY, pretrained, train_and_kill
-from tests.benchmarks._parity_compare import compare_exact
+from tests.benchmarks._parity_compare import Comparison, compare
 from tests.benchmarks._parity_run import Scale, TrainedRun
 
 RANK = 32
@@ -35,15 +35,11 @@ _SUMS, _MEANS = 8, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapted:
-    """What became of one run. ``weights``, ``losses`` and ``digests`` are how far it is from one process, ``logits``
-    how far the exported adapters are from ours."""
+    """What became of one run: how far it is from one process, how far its adapters have moved, and how far the exported
+    ones' logits are from ours."""
 
     killed: tuple[str, ...]
-    weights: float
-    losses: int
-    digests: int
-    first_loss: float
-    last_loss: float
+    compared: Comparison
     moved: float
     bases_changed: int
     logits: float
@@ -53,16 +49,11 @@ class Adapted:
     @property
     def equal(self) -> bool:
         """Whether all bits are those of one process, after real training, with all deaths."""
-        same = (self.weights, self.losses, self.digests) == (0.0, 0, 0)
-        return same and self.moved > 0.0 and set(self.killed) == set(VICTIMS.values())
+        return self.compared.exact and self.moved > 0.0 and set(self.killed) == set(VICTIMS.values())
 
     def figures(self) -> dict[str, Any]:
         """For the table."""
-        return {
-            "killed": ", ".join(self.killed),
-            "max_abs_diff": self.weights,
-            "losses and digests differing": self.losses + self.digests,
-            "loss": f"{self.first_loss:.4f} to {self.last_loss:.4f}",
+        return self.compared.figures(self.killed) | {
             "frozen parts changed": self.bases_changed,
             "adapters' logits differ by": self.logits,
             "bytes of averaging ÷ of adapters": round(self.bytes_ratio, 4),
@@ -84,15 +75,10 @@ def adapt(root: Path, name: str, base: BaseDType, steps: int) -> Adapted:
     )
     trained, killed = train_and_kill(root, scale, chosen)
     stored = frozen_of_all(trained.manifest, store_of(trained.directory))
-    measured = compare_exact(trained, files=chosen.files, base=stored)
     difference, by_peft = _exported(trained, root)
     return Adapted(
         killed=killed,
-        weights=measured.distance.abs,
-        losses=measured.losses_differing or 0,
-        digests=measured.digests_differing or 0,
-        first_loss=measured.first_loss,
-        last_loss=measured.last_loss,
+        compared=compare(trained, chosen.files, stored),
         moved=max(float(t.abs().max()) for n, t in _weights(trained).items() if n.endswith("lora_b")),
         bases_changed=_changed(trained),
         logits=difference,

@@ -1,4 +1,4 @@
-"""The other side of the parity benchmark: the same training in one plain loop, with no swarm in it.
+"""The training of a swarm once more in one plain loop, with no swarm in it.
 
 What is shared with the swarm is the model's code and the shards on disk. Batches, gradients, sums, norm, clipping,
 schedule and optimizer are written here once more, in the fewest lines of PyTorch that say the same.
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayedStep:
-    """Loss sum in nats of every microbatch in the ledger's order, their target tokens, and, from an exact loop, the
+    """Loss sum in nats of every microbatch in the ledger's order, their target tokens, and the
     digest of every part after the step."""
 
     loss_sums: tuple[float, ...]
@@ -68,26 +67,15 @@ class Replay:
     weights: dict[str, Tensor]
 
 
-class Loop(Protocol):
-    """Trains a whole model step by step."""
-
-    def step(self, number: int, samples: Sequence[Sample]) -> ReplayedStep:
-        """One optimizer step, counted from 1, on all these microbatches."""
-
-    def weights(self) -> dict[str, Tensor]:
-        """Parameters by name; not to be written to."""
-
-
-def replay(run: TrainedRun, loop: Loop, *, backwards: bool = False) -> Replay:
-    """Feed a loop what the ledger says was committed, microbatches in its order, or each step's ``backwards``.
+def replay(run: TrainedRun, loop: ExactLoop) -> Replay:
+    """Feed a loop what the ledger says was committed.
 
     Raises Incoherent when a shard does not hold what the ledger names.
     """
     steps, batches = [], Batches(run)
     with _one_thread():
         for record in run.records[1:]:
-            samples = [batches.take(contribution) for contribution in record.committed]
-            done = loop.step(record.step, samples[::-1] if backwards else samples)
+            done = loop.step(record.step, [batches.take(contribution) for contribution in record.committed])
             if done.tokens != record.tokens:
                 raise Incoherent(f"step {record.step} has {done.tokens} target tokens, the record says {record.tokens}")
             steps.append(done)
@@ -124,63 +112,13 @@ class Batches:
         return Sample(batch.id, batch.inputs, batch.targets, seed, batch.positions)
 
 
-class PlainLoop:
-    """What anybody would write: autograd's own sums in ``.grad``, ``torch.optim.AdamW``, and a global clip.
-
-    The clip is ``torch.nn.utils.clip_grad_norm_``'s but for its norm, which is taken in float64. With one thread torch
-    adds squares in float32, and for the quickstart's gradients gives up to 3.6e-5 less than the norm is: a fault of
-    the reference that scaled every clipped gradient, and carried it 5e-4 away from the swarm, and from the exact loop,
-    in 20 steps. With the true norm they are 2e-5 apart.
-    """
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._config, self._steps = manifest.optimizer, manifest.run.steps
-        family = family_of(manifest.model)
-        self._model = family.build(family.whole)
-        install_weights(self._model, family.initial_weights(manifest.run.seed), requires_grad=True)
-        matrices = family.decayed(self._model)
-        named = dict(self._model.named_parameters())
-        self._parameters = list(named.values())
-        decayed = [p for name, p in named.items() if name in matrices]
-        others = [p for name, p in named.items() if name not in matrices]
-        config = self._config
-        self._optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-        )
-
-    def step(self, number: int, samples: Sequence[Sample]) -> ReplayedStep:
-        """See :class:`Loop`. The order of ``samples`` is the order of additions."""
-        loss_sums, tokens = [], 0
-        for sample in samples:
-            total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
-            torch.autograd.backward(total)
-            loss_sums.append(total.item())
-            tokens += count
-        gradients = [parameter.grad.div_(tokens) for parameter in self._parameters if parameter.grad is not None]
-        clip = clip_factor((float(g.double().square().sum()) for g in gradients), self._config.clip_norm)
-        for gradient in gradients:
-            gradient.mul_(clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = scheduled_lr(self._config, number, self._steps)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return ReplayedStep(tuple(loss_sums), tokens, {})
-
-    def weights(self) -> dict[str, Tensor]:
-        """See :class:`Loop`."""
-        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
-
-
 class ExactLoop:
     """The reproducible run's numbers, bit for bit: for the same order-free sums and the same optimizer.
 
     Two things are the project's and not PyTorch's. Sums are float64 on a grid (:mod:`swarm.optim.accumulate`),
     because only sums without rounding are the same for every assignment of microbatches to replicas. And the step
     is :func:`swarm.optim.adamw.adamw_step`: ``torch.optim.AdamW`` rounds differently (it fuses multiplications
-    and additions, differently from machine to machine), which :class:`PlainLoop` measures and bits cannot forgive.
+    and additions, differently from machine to machine), which bits cannot forgive.
     Everything else, the split, the wire, the ledger, the averaging, the norm and the schedule, is what is tested.
     """
 
@@ -198,7 +136,7 @@ class ExactLoop:
         install_weights(self._model, self._layout.views(params), requires_grad=True)
 
     def step(self, number: int, samples: Sequence[Sample]) -> ReplayedStep:
-        """See :class:`Loop`. The order of ``samples`` must not matter."""
+        """One optimizer step, counted from 1, on all these microbatches, whose order must not matter."""
         named = self._model.trained_of()
         loss_sums, tokens = [], 0
         for sample in samples:
@@ -217,7 +155,7 @@ class ExactLoop:
         return ReplayedStep(tuple(loss_sums), tokens, self._digests(number))
 
     def weights(self) -> dict[str, Tensor]:
-        """See :class:`Loop`."""
+        """Parameters by name; not to be written to."""
         return self._layout.views(self._state.params)
 
     def _digests(self, number: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The measured side of the parity benchmark: real swarms of processes, and what they decided.
+"""Real swarms of processes, and what they decided.
 
 A run goes through what ``swarm quickstart`` goes through (:class:`peers.local.run.LocalRun`), with a model, text and
 layout of our choice. No torch in here: the processes that train bring their own.
@@ -6,23 +6,19 @@ layout of our choice. No torch in here: the processes that train bring their own
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Literal
 
 from data_shards.build import build_shard, split_documents
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.data.text import built_in_corpus
 from peers.home.run_directory import RunDirectory
-from peers.local.launch import PeerExit, PeerGroup
+from peers.local.launch import PeerGroup
 from peers.local.progress import RunView
 from peers.local.run import BOOTSTRAP, LocalRun, peer_names
-from peers.manifest_file import write_manifest
-from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest
 from swarm.consensus.history import History, HistoryReader
@@ -34,8 +30,6 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 
 TRAINERS = 2
-LEAVE_S = 10.0
-"""How long the bootstrap may take to end after the others; the next run's bootstrap has the same name."""
 
 
 class Incoherent(AssertionError):
@@ -77,33 +71,11 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRun:
-    """A run that closed its last step: where it lies, what was decided (``records``, the genesis first), and how many
-    seconds it took from its first process to its last."""
+    """A run that closed its last step: where it lies, and what was decided (``records``, the genesis first)."""
 
     manifest: Manifest
     directory: RunDirectory
-    layout: Layout
     records: tuple[CloseRecord, ...]
-    seconds: float
-
-    @property
-    def digests(self) -> tuple[dict[str, str], ...]:
-        """Digest of every part after every step, the initial weights first."""
-        return tuple(dict(record.digests) for record in self.records)
-
-
-class WiredGroup(PeerGroup):
-    """Local peers whose trainers keep ``in_flight`` journeys under way; None lets them choose."""
-
-    in_flight: int | None = None
-
-    def start(self, settings: PeerSettings) -> None:
-        """See :meth:`peers.local.launch.PeerGroup.start`."""
-        if settings.role == "trainer":
-            settings = settings.model_copy(
-                update={"options": dataclasses.replace(settings.options, max_in_flight=self.in_flight)}
-            )
-        super().start(settings)
 
 
 def build_data(root: Path, scale: Scale) -> Data:
@@ -136,27 +108,6 @@ def make_manifest(layout: Layout, scale: Scale, data: Data, *, reproducible: boo
     )
     check_manifest(manifest)
     return manifest
-
-
-def train(
-    group: WiredGroup, root: Path, layout: Layout, manifest: Manifest, data: Data, *, same_peers_as: Path | None = None
-) -> TrainedRun:
-    """Train a whole run in processes of an open ``group`` and wait until all have ended; ``root`` must not exist.
-
-    ``same_peers_as`` is another run's root: its peers' identities are used again. Raises RunBroken naming the peer to
-    blame. Nothing is stopped then: the caller stops the group.
-    """
-    directory = RunDirectory(root)
-    data.copy_to(directory)
-    write_manifest(manifest, directory.manifest)
-    if same_peers_as is not None:
-        reuse_identities(RunDirectory(same_peers_as), directory, manifest)
-    began = monotonic()
-    local_run(group, directory, manifest).train()
-    _wait_ended(group)
-    seconds = monotonic() - began
-    records = read_records(directory, manifest)
-    return TrainedRun(manifest=manifest, directory=directory, layout=layout, records=records, seconds=seconds)
 
 
 def local_run(group: PeerGroup, directory: RunDirectory, manifest: Manifest, files: Path | None = None) -> LocalRun:
@@ -213,18 +164,6 @@ def reuse_identities(old: RunDirectory, new: RunDirectory, manifest: Manifest) -
     for name in peer_names(manifest):
         new.home(name).mkdir(mode=0o700, parents=True)
         shutil.copy2(old.home(name) / "identity.key", new.home(name) / "identity.key")
-
-
-def _wait_ended(group: PeerGroup) -> None:
-    deadline = monotonic() + LEAVE_S
-    exits: list[PeerExit] = []
-    while group.running:
-        if monotonic() > deadline:
-            raise Incoherent(f"{', '.join(group.running)} did not end after the last step")
-        exits += group.poll(0.1)
-    bad = [str(exit_) for exit_ in exits if exit_.code]
-    if bad:
-        raise Incoherent("; ".join(bad))
 
 
 def _first(documents: Sequence[str], characters: int | None) -> list[str]:

@@ -47,7 +47,7 @@ def run(size: Size) -> Result:
     summary: dict[str, Any] = {
         "runs": len(found),
         "runs_bit_equal": sum(one.equal for one in found),
-        "losses_fallen": sum(one.last_loss < one.first_loss for one in found),
+        "losses_fallen": sum(one.compared.last_loss < one.compared.first_loss for one in found),
         "bases_changed": sum(one.bases_changed for one in found),
         "replicas_killed": sum(len(one.killed) for one in found),
         "adapters_differing": sum(one.logits > CLOSE for one in found),

@@ -1,7 +1,7 @@
 """Scenarios that come with the project, played among containers through the command line, each with its own verdict.
 
 Two a run, drawn by the commit: all of them take a quarter of an hour. ``SCENARIOS="nat oom"`` in the environment plays
-these instead; ``python -m tests.benchmarks scenarios`` plays every one.
+these instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A reproducible swarm is the plain loop, bit for bit, in whatever way its model is cut and no matter who dies.
 
-``python -m tests.benchmarks parity`` plays it with real processes, and ``trajectory`` with kills among them.
+The benchmark ``hf`` plays it with real processes that are killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord
 from swarm.sim.links import Links
 from tests.benchmarks._parity_replay import ExactLoop, replay
-from tests.benchmarks._parity_run import Layout, TrainedRun, read_history
+from tests.benchmarks._parity_run import TrainedRun, read_history
 from tests.swarms.story import live_through
 
 STEPS = 8
@@ -45,9 +45,8 @@ def lived(root: Path, *strikes: Strike, ends: str = "private") -> tuple[TrainedR
     for number, shard in enumerate(swarm.shards):
         directory.shard(number).parent.mkdir(exist_ok=True)
         directory.shard(number).symlink_to(shard)
-    layout = Layout(name="2 × 2", stages=2, replicas=2, ends="private")
     records = read_history(root / "host-0" / "history.jsonl")
-    return TrainedRun(manifest=swarm.manifest, directory=directory, layout=layout, records=records, seconds=0.0), swarm
+    return TrainedRun(manifest=swarm.manifest, directory=directory, records=records), swarm
 
 
 def differing(run: TrainedRun, records: tuple[CloseRecord, ...]) -> list[tuple[int, str]]:

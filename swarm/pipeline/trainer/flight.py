@@ -19,7 +19,8 @@ WAITING, MOST_WAITING = 3.0, 6.0
 """Journeys that wait at a busy replica, on average, for each that it computes: with none to spare every third of a
 replica's seconds is idle. Where replicas are unlike more have to, as many times as the slowest takes longer than the
 middle one, since three made .964 of what 50 mixes can do and six .986 (benchmark ``mixes`` at df58d3c1); where they are
-alike six only mean more to do again for each that dies (``goodput`` at 5 % of churn: .864, and .872 with three)."""
+alike six only mean more to do again for each that dies (``goodput`` at 1ca82292, with 5 % of
+churn: .864, and .872 with three)."""
 
 
 def journeys_in_flight(
