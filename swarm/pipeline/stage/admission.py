@@ -164,23 +164,28 @@ class AdmissionRules:
     def _downstream(self, trainer: PeerId, route: tuple[str, ...]) -> str:
         return trainer if self._settings.last else route[self._settings.stage + 1]
 
-    def _room(self, step: int, known: MicrobatchState | None) -> float:
+    def _room(self, work: StepWork, known: MicrobatchState | None) -> float:
         """Until when there is a place for it. Raises Busy when it has none and all are taken by what may still go on.
-        What comes ahead of its step takes no place from the open one's."""
+        One of several trainers has half of them at most. What comes ahead of its step takes no place from the open
+        one's."""
         now, most = self._context.clock.monotonic(), self._settings.max_under_way
         if known is None or not known.under_way(now):
-            under_way = sum(one.key.step == step and one.under_way(now) for one in self._table)
-            full = under_way >= (most if step == self._table.step else max(1, most // 2))
-            if full and not self._give_way(step, now):
-                raise Busy(f"{under_way} microbatches under way")
+            most = most if work.step == self._table.step else max(1, most // 2)
+            there = [one for one in self._table if one.key.step == work.step and one.under_way(now)]
+            own = [one for one in there if one.key.microbatch.trainer == work.microbatch.trainer]
+            crowded = len(self.participants.trainers) > 1 and len(own) >= max(1, most // 2)
+            if crowded and not self._give_way(own, now):
+                raise Busy(f"{len(own)} microbatches of its trainer under way")
+            if not crowded and len(there) >= most and not self._give_way(there, now):
+                raise Busy(f"{len(there)} microbatches under way")
         return now + self._settings.send_timeout_s
 
-    def _give_way(self, step: int, now: float) -> bool:
-        """Forget the microbatch of that step which has waited for longest, if it is longer than any should: whose
+    def _give_way(self, there: Iterable[MicrobatchState], now: float) -> bool:
+        """Forget the one of these microbatches which has waited for longest, if it is longer than any should: whose
         trainer is gone, or has gone on without us and could not say so. Nothing is lost: who still wants it brings the
         gradient, and the input is fetched. False when there is none."""
         before = now - self._table.stay.seconds()
-        idle = [one for one in self._table if one.key.step == step and one.under_way(now) and one.idle(before)]
+        idle = [one for one in there if one.idle(before)]
         if not idle:
             return False
         oldest = min(idle, key=lambda one: one.arrived)
@@ -218,7 +223,7 @@ class AdmissionRules:
             raise Refused("this microbatch is already on its way here")
         if self._table.queue.full(body.step):
             raise Busy("the queue is full")
-        expires = self._room(body.step, known)
+        expires = self._room(self._table.window.work_of(body), known)
         state, _ = self._table.note(body, body.route)
         state.forward_attempt, state.expires = body.attempt, expires
 
@@ -251,7 +256,7 @@ class AdmissionRules:
         known = self._table.of(body)
         if known is not None and (known.accumulated or known.tensors.gradient is not None):
             return  # it is told again, and this payload is not kept
-        expires = self._room(body.step, known)
+        expires = self._room(self._table.window.work_of(body), known)
         state, _ = self._table.note(body, body.route)
         state.expires = max(state.expires, expires)
 
@@ -273,7 +278,7 @@ class AdmissionRules:
             raise Refused(f"this is stage {self._settings.stage}, not {body.hop}")
         known = self._table.of(body)
         if known is None or not known.accumulated:
-            self._room(body.step, known)
+            self._room(self._table.window.work_of(body), known)
 
     def evaluate(self, caller: PeerId, body: Evaluate, payload_bytes: int) -> None:
         """Rows that a trainer of the open step wants to know the loss of; a few at a time. Keeps a place for them

@@ -17,6 +17,7 @@ from swarm.ids import JourneyKey, StepWork
 from swarm.pipeline.messages import BACKWARD, EVALUATE, FORWARD, Backward, Drop, Evaluate, Forward
 from swarm.pipeline.seals import Content, hash_of, told_digest
 from swarm.pipeline.stage import sender
+from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.stage.microbatch_state import Phase
 from swarm.pipeline.stage.table import STAY_CEILING_S, STAY_FLOOR_S
 from swarm.security.signing import receipt_bytes
@@ -271,6 +272,20 @@ async def test_server_with_too_much_under_way_is_busy_until_something_came_back(
         await scene.backward(0)
         await eventually(lambda: scene.part.held)
         await scene.there(2)
+
+
+async def test_server_keeps_half_of_its_places_from_a_trainer_that_would_fill_them_all() -> None:
+    scene = ReplicaScene(max_under_way=4)
+    await scene.open()
+    trainers = Participants(frozenset([TRAINER, ALIEN]), places(3).stages)
+    scene.replica.open_step(1, trainers)
+    async with working(scene.replica):
+        for position in range(2):
+            await scene.there(position)
+        with pytest.raises(Busy, match="2 microbatches of its trainer under way"):
+            await scene.forward(2)
+        for position in range(2):
+            await scene.there(0, microbatch=microbatch(position, ALIEN))
 
 
 async def test_server_whose_own_numbers_overflow_says_so_itself(scene: ReplicaScene) -> None:
