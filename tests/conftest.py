@@ -32,7 +32,7 @@ from hypothesis import settings
 
 from tests.harness.processes import MARKER, assert_nothing_left, take_snapshot
 
-pytest_plugins = ["tests.harness.drawn", "pytester"]
+pytest_plugins = ["tests.harness.drawn", "tests.harness.fired", "pytester"]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")  # the same examples each time, and no verdict by how busy the machine is

@@ -90,13 +90,13 @@ def steps() -> list[Step]:
     contained = (PYTHON, "-m", "tests.harness.contained")
     make = (*contained, "make", "--no-print-directory")
     pytest = (*contained, PYTHON, "-m", "pytest")
-    two = (*pytest, "-n", "2", "--dist", "loadgroup")
+    two = (*pytest, "-n", "2", "--dist", "loadgroup", "--fired")
     drawing = ("--budget", "{minutes}", "--draw", "{seed}")
     quiet = ("-o", "faulthandler_timeout=0")
     return [
         Step(Phase("lint", 45, always=True), (*make[3:], "lint")),
         Step(Phase("manual", 5, always=True), (*make[3:], "docs"), why_not=_no_manual),
-        Step(Phase("tests: always", 210, always=True), (*make, "test", "ARGS=--part always --durations=15")),
+        Step(Phase("tests: always", 210, always=True), (*make, "test", "ARGS=--part always --fired --durations=15")),
         Step(Phase("tests: the rest", 100, least_s=15), (*two, "--part", "rest", "--durations=15"), drawing),
         Step(Phase("long tests", 350, least_s=15), (*two, "-m", "long", "--durations=15"), drawing),
         Step(
