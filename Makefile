@@ -19,7 +19,7 @@ GPU_PYTHON ?=
 BASE ?= HEAD
 # Minutes for `make test`: what must hold always is run whatever it takes, and of the rest what there is time for.
 BUDGET ?=
-# Test processes. Tests marked `process` share one of them, so they never run at the same time.
+# Test processes. A module's tests that start processes share one of them.
 WORKERS ?= 2
 
 .PHONY: help setup lock quickstart check test test-long test-browser test-extras docs pictures smoke nemesis golden lint format bench gpu-check image swarm-up swarm-down clean

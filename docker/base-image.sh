@@ -2,7 +2,7 @@
 # Makes the image that docker/Dockerfile starts from, where the one that it pins cannot be had: Debian with Python and its
 # venv module, made by debootstrap from the snapshot below, so that it is the same wherever it is made. With --nemesis: the
 # image that faults of the network come from; with --observe: Debian's Prometheus. Both are made on an official image where
-# one is here or can be had, else by debootstrap.
+# one is here or can be had, else on the base where that is here and its apt reaches a mirror, else by debootstrap.
 #
 # Does nothing when the image is there and was made by this very file. debootstrap needs root, and is installed where
 # apt-get can. Nothing is left outside Docker but the packages in the cache. Reads from the environment:
@@ -34,9 +34,10 @@ pull_s=60
 snapshot=${SNAPSHOTS:-http://snapshot.debian.org/archive/debian}/20260901T000000Z
 pinned=$(sed -n 's/^ARG BASE_IMAGE=//p' "$here/Dockerfile" 2>/dev/null || true)
 
+base=swarm-base:3.11
 case "${1:-}" in
   "")
-    image=swarm-base:3.11 packages=python3,python3-venv,ca-certificates
+    image=$base packages=python3,python3-venv,ca-certificates
     finish='ln -sf python3 /usr/bin/python'
     otherwise="Or name an image that has Python 3.11: make image BASE_IMAGE=…"
     ;;
@@ -60,7 +61,7 @@ is_there() {
   [[ $("$engine" image inspect --format '{{ index .Config.Labels "swarm.made-by" }}' "$image" 2>/dev/null) == "$made_by" ]]
 }
 
-# An image with apt: one that is here, else the pinned one where a registry is reached.
+# An image with apt: an official one that is here, the pinned one where a registry is reached, or the base.
 find_official() {
   local each
   for each in "$pinned" "debian:$suite-slim" python:3.11-slim; do
@@ -69,7 +70,11 @@ find_official() {
       return
     fi
   done
-  [[ -n $pinned ]] && timeout "$pull_s" "$engine" pull --quiet "$pinned" >/dev/null 2>&1 && printf '%s\n' "$pinned"
+  if [[ -n $pinned ]] && timeout "$pull_s" "$engine" pull --quiet "$pinned" >/dev/null 2>&1; then
+    printf '%s\n' "$pinned"
+  else
+    "$engine" image inspect "$base" >/dev/null 2>&1 && printf '%s\n' "$base"
+  fi
 }
 
 # These need no more of a base than apt: who has such an image, or a registry, needs no root.
@@ -134,7 +139,7 @@ fingerprint() { dpkg-query --admindir "$1/var/lib/dpkg" --show | sort | sha256su
 
 main() {
   local debootstrap tree
-  if is_there || { [[ $image != swarm-base:* ]] && build_on_official; }; then
+  if is_there || { [[ $image != "$base" ]] && build_on_official; }; then
     printf '%s\n' "$image"
     return
   fi

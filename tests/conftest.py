@@ -32,7 +32,7 @@ from hypothesis import settings
 
 from tests.harness.processes import MARKER, assert_nothing_left, take_snapshot
 
-pytest_plugins = ["tests.harness.drawn", "pytester"]
+pytest_plugins = ["tests.harness.drawn", "tests.harness.fired", "pytester"]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")  # the same examples each time, and no verdict by how busy the machine is
@@ -70,13 +70,12 @@ def pytest_asyncio_loop_factories(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What must not run side by side shares an xdist group: all ``process`` tests, and a module's ``network`` tests."""
+    """What must not run side by side shares an xdist group: those of one module that start processes, and all that use
+    the engine, where whoever ends first removes what any of them has made."""
     for item in items:
-        if item.get_closest_marker("xdist_group"):
-            continue
-        if item.get_closest_marker("process"):
-            item.add_marker(pytest.mark.xdist_group("process"))
-        elif item.get_closest_marker("network"):
+        if item.get_closest_marker("docker"):
+            item.add_marker(pytest.mark.xdist_group("docker"))
+        elif item.get_closest_marker("process") or item.get_closest_marker("network"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 

@@ -273,14 +273,13 @@ class TraceSection(Section):
 
 class Expect(Section):
     """``[expect]``: bars on figures, how often events must have happened, and which invariants must have had something
-    to look at beside the usual ones. ``gap_s`` and ``detection_s`` are the bars of I13 and I14."""
+    to look at beside the usual ones. ``gap_s`` is the bar of I13."""
 
     at_least: dict[str, float] = Field(default_factory=dict)
     at_most: dict[str, float] = Field(default_factory=dict)
     happened: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     looked_at: tuple[str, ...] = ()
     gap_s: Some = 60.0
-    detection_s: Some = 5.0
 
     @model_validator(mode="after")
     def _known(self) -> Self:

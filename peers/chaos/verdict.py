@@ -186,8 +186,6 @@ def _limits(scenario: Scenario, outcome: PlayOutcome, root: Path) -> Limits:
     return Limits(
         target=_target(root / MANIFEST),
         gap_s=expect.gap_s,
-        kill_detection_s=expect.detection_s,
-        pause_detection_s=max(5.0, expect.detection_s),
         waited_until=outcome.ended if outcome.by_clock else None,
         until=outcome.ended,
     )

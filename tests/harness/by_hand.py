@@ -23,21 +23,38 @@ LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 
 
 @dataclass(slots=True)
+class Written:
+    """The events in a file that grows. Each line is read once: who waits looks often, and runs close steps as fast as
+    they can."""
+
+    path: Path
+    _read: int = 0
+    _events: list[dict[str, Any]] = field(default_factory=list)
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        """What is written so far; lines that are no events, and a torn last one, are left out."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._read)
+            whole, end, _ = file.read().rpartition(b"\n")
+            self._read += len(whole) + len(end)
+            self._events += [json.loads(line) for line in whole.decode(errors="replace").split("\n") if line[:1] == "{"]
+        return [event for event in self._events if not kind or event.get("kind") == kind]
+
+
+@dataclass(slots=True)
 class Started:
     """One process, its output, and the events it writes (``--json``)."""
 
     process: subprocess.Popen[bytes] | Forked
     output: Path
+    _written: Written = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._written = Written(self.output)
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
-        """What it has written so far; lines that are no events, and a torn last one, are left out."""
-        found = []
-        for line in self.output.read_text(errors="replace").splitlines(keepends=True):
-            if line.startswith("{") and line.endswith("\n"):
-                event = json.loads(line)
-                if not kind or event.get("kind") == kind:
-                    found.append(event)
-        return found
+        """What it has written so far."""
+        return self._written.events(kind)
 
     def wait_event(self, kind: str, *, deadline_s: float = LONG_S, **fields: Any) -> dict[str, Any]:
         """The first such event. Fails when the process ends without it."""

@@ -20,8 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.harness import browser, in_engine, namespaces
@@ -47,12 +47,14 @@ now = time.monotonic
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase with its command, what tells it its minutes and seed where it can draw, and why it cannot run here."""
+    """A phase with its command, what tells it its minutes and seed where it can draw, and why it cannot run here.
+    ``needs``: for each marker of tests that it runs beside each other, why they cannot."""
 
     phase: Phase
     command: tuple[str, ...]
     draws: tuple[str, ...] = ()
     why_not: Callable[[], str] = lambda: ""
+    needs: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     clear: Callable[[], list[str]] = list
     """Takes away what it made elsewhere, and names what should not have been there any more."""
 
@@ -88,28 +90,26 @@ def steps() -> list[Step]:
     contained = (PYTHON, "-m", "tests.harness.contained")
     make = (*contained, "make", "--no-print-directory")
     pytest = (*contained, PYTHON, "-m", "pytest")
-    two = (*pytest, "-n", "2", "--dist", "loadgroup")
+    two = (*pytest, "-n", "2", "--dist", "loadgroup", "--fired")
     drawing = ("--budget", "{minutes}", "--draw", "{seed}")
     quiet = ("-o", "faulthandler_timeout=0")
     return [
-        Step(Phase("lint", 60, always=True), (*make[3:], "lint")),
-        Step(Phase("manual", 20, always=True), (*make[3:], "docs"), why_not=_no_manual),
-        Step(Phase("tests: always", 400, always=True), (*make, "test", "ARGS=--part always --durations=15")),
-        Step(Phase("tests: the rest", 120, least_s=15), (*two, "--part", "rest", "--durations=15"), drawing),
-        Step(Phase("long tests", 1000, least_s=15), (*two, "-m", "long", "--durations=15"), drawing),
+        Step(Phase("lint", 45, always=True), (*make[3:], "lint")),
+        Step(Phase("manual", 5, always=True), (*make[3:], "docs"), why_not=_no_manual),
+        Step(Phase("tests: always", 210, always=True), (*make, "test", "ARGS=--part always --fired --durations=15")),
+        Step(Phase("tests: the rest", 100, least_s=15), (*two, "--part", "rest", "--durations=15"), drawing),
+        Step(Phase("long tests", 350, least_s=15), (*two, "-m", "long", "--durations=15"), drawing),
         Step(
-            Phase("benchmarks", 280, least_s=15), (*two, "-m", "smoke", *quiet, "--durations=0"), drawing,
+            Phase("benchmarks", 190, least_s=15), (*two, "-m", "smoke", *quiet, "--durations=0"), drawing,
         ),
         Step(
-            Phase("golden", 80, least_s=30), (*contained, PYTHON, "-m", "tests.golden", "--seeds", "1"),
+            Phase("golden", 90, least_s=30), (*contained, PYTHON, "-m", "tests.golden", "--seeds", "1"),
             ("--minutes", "{minutes}", "--draw", "{seed}"),
         ),
-        Step(Phase("tests as root", 200, least_s=15), (*pytest, "-m", "root"), drawing, _no_namespaces),
         Step(
-            Phase("tests with Docker", 300, least_s=90), (*pytest, "-m", "docker", *quiet), drawing, _no_engine,
-            in_engine.clear,
+            Phase("root, Docker, browser", 340, least_s=30), (*two, *quiet, "--durations=15"), drawing,
+            needs={"root": _no_namespaces, "docker": _no_engine, "browser": _no_browser}, clear=_clear_engine,
         ),
-        Step(Phase("tests in a browser", 60, least_s=30), (*pytest, "-m", "browser", *quiet), drawing, _no_browser),
     ]  # fmt: skip
 
 
@@ -118,8 +118,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.harness.ci")
     parser.add_argument("--elapsed", type=float, default=0.0, help="seconds that setting up has taken")
     parser.add_argument("--minutes", type=float, default=TOTAL_S / 60, help="of a whole run")
+    parser.add_argument("--plan", type=float, metavar="TIMES", help="run nothing: the plan of a machine so much slower")
     chosen = parser.parse_args(arguments)
     end = now() - chosen.elapsed + 60 * chosen.minutes - CLOSING_S
+    if chosen.plan:
+        print("\n".join(plan(steps(), end - now(), chosen.plan)))
+        return 0
     found = measure()
     meters = ", ".join(f"{name} {rate:.0f}" for name, rate in found.items())
     print(f"{slowness(found):.2f} times as slow as a good machine ({meters} turns a second)")
@@ -130,16 +134,14 @@ def run_all(every: Sequence[Step], end: float, slow: float, elapsed: float) -> i
     """Run what there is time for until ``end`` (of :func:`now`) on a machine so many times slower than a good one, and
     print what came of it. Returns the exit code."""
     seed = commit() or "no commit"
-    asked = [(step, step.why_not()) for step in every]
-    here, never = [step for step, why in asked if not why], [f"{step.phase.name}: {why}" for step, why in asked if why]
+    here, never = _possible(every)
     needed, left = slow * sum(step.phase.good_s for step in here), end - now()
     print(f"all of it would take {needed:.0f} s here, {left:.0f} s are left: ", end="")
     print("all is run" if needed <= left else f"the rest is drawn by {seed}", flush=True)
     outcomes = []
     for number, step in enumerate(here):
-        limit_s, least_s = None, slow * step.phase.least_s
-        if not step.phase.always:
-            limit_s = share(step.phase, [one.phase for one in here[number + 1 :]], end - now(), slow)
+        least_s = slow * step.phase.least_s
+        limit_s = _limit(step, here[number + 1 :], end - now(), slow)
         if limit_s is not None and limit_s < least_s:
             never.append(f"{step.phase.name}: its first test ends after {least_s:.0f} s, and it has {limit_s:.0f}")
             continue
@@ -147,6 +149,39 @@ def run_all(every: Sequence[Step], end: float, slow: float, elapsed: float) -> i
         print(f"=== {outcome.row()}", flush=True)
         outcomes.append(outcome)
     return _tell(outcomes, never, elapsed)
+
+
+def plan(every: Sequence[Step], left_s: float, slow: float) -> list[str]:
+    """Return for people what :func:`run_all` makes of the time left on a machine so many times slower than a good one,
+    where nothing is missing and each phase takes what it does on the good one, so many times."""
+    told = [f"{slow:g} times as slow as a good machine, {left_s:.0f} s are left"]
+    for number, step in enumerate(every):
+        needs_s = slow * step.phase.good_s
+        limit_s = _limit(step, every[number + 1 :], left_s, slow)
+        has_s = needs_s if limit_s is None else min(needs_s, limit_s)
+        if limit_s is not None and limit_s < slow * step.phase.least_s:
+            has_s = 0.0
+        how = "always run" if step.phase.always else "whole" if has_s == needs_s else "drawn" if has_s else "not begun"
+        told.append(f"{step.phase.name:24} {has_s:6.0f} s of {needs_s:5.0f}  {how}")
+        left_s -= has_s
+    return [*told, f"{'not used':24} {left_s:6.0f} s"]
+
+
+def _limit(step: Step, after: Sequence[Step], left_s: float, slow: float) -> float | None:
+    return None if step.phase.always else share(step.phase, [one.phase for one in after], left_s, slow)
+
+
+def _possible(every: Sequence[Step]) -> tuple[list[Step], list[str]]:
+    """What can be run here, and what cannot, with the reason."""
+    here, never = [], []
+    for step in every:
+        why_nots = {marker: why() for marker, why in step.needs.items()} or {"": step.why_not()}
+        for marker, why in why_nots.items():
+            never += [": ".join(filter(None, (step.phase.name, marker, why)))] if why else []
+        markers = [marker for marker, why in why_nots.items() if not why]
+        selected = ("-m", " or ".join(markers)) if step.needs else ()
+        here += [replace(step, command=(*step.command, *selected))] if markers else []
+    return here, never
 
 
 def run_phase(step: Step, limit_s: float | None, seed: str, hangs_s: float = HANGS_S) -> Outcome:
@@ -266,6 +301,10 @@ def _no_engine() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "no Docker engine answers"
     return "no Docker engine answers" if asked.returncode else ""
+
+
+def _clear_engine() -> list[str]:
+    return [] if _no_engine() else in_engine.clear()
 
 
 def _no_browser() -> str:

@@ -38,8 +38,6 @@ LAST_BACK = 2
 """Who dies in a later step than this one may come back too late to be let in again."""
 GAP_S = 20.0
 """The longest that the run may take from one close to the next, in virtual seconds; without faults it takes one."""
-NOTICED_S = 3.0
-"""Who dies with nothing under way is missed by pings alone, two seconds of them; until then a journey may try it."""
 SHAPE: Mapping[str, Any] = {
     "hosts": 4,
     "trainers": 2,
@@ -131,7 +129,7 @@ class Life:
         self._assert_run_is_over()
         decided = self.records(self.survivors[0])
         self._assert_nothing_between(decided)
-        check_run([self.swarm.root], Limits(gap_s=GAP_S, kill_detection_s=NOTICED_S)).assert_sound()
+        check_run([self.swarm.root], Limits(gap_s=GAP_S)).assert_sound()
         if not self.crash.victim.startswith("trainer"):
             assert decided[STEPS]["digests"] == calm.records("host-0")[STEPS]["digests"], "other weights than in peace"
         if self.crash.back and self.crash.moment.step <= LAST_BACK:

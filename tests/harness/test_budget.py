@@ -194,11 +194,25 @@ def test_run_of_everything_prints_what_was_drawn_and_what_was_not(capsys: pytest
         phase("passed", "0"),
         Step(Phase("slow to begin", 1, least_s=10_000), ("false",)),
         Step(Phase("not here", 1), ("false",), why_not=lambda: "no engine"),
+        Step(Phase("half here", 1), ("true",), needs={"root": str, "docker": lambda: "no engine", "browser": str}),
     ]
     assert ci.run_all(every, ci.now() + 60, 1.0, elapsed=5.0) == 0
     said = capsys.readouterr().out
     assert "not run: not here: no engine" in said
+    assert "not run: half here: docker: no engine" in said
     assert "not run: slow to begin: its first test ends after 10000 s" in said
     assert said.splitlines()[-1].startswith("all passed after")
+    assert [step.command for step in ci._possible(every[-1:])[0]] == [("true", "-m", "root or browser")]
     assert ci.run_all([phase("failed", "1", always=True)], ci.now() - 1, 1.0, elapsed=0.0) == 1
     assert "FAILED: a play" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("slow", "hows"), [(1, ["always run", "whole", "whole"]), (3, ["always run", "drawn", "drawn"])]
+)
+def test_plan_says_what_a_slower_machine_draws_of_the_time_there_is(slow: float, hows: list[str]) -> None:
+    every = [Step(Phase(name, seconds, always=name == "a"), ()) for name, seconds in (("a", 20), ("b", 10), ("c", 30))]
+    first, *phases, unused = ci.plan(every, 100.0, slow)
+    assert first.startswith(f"{slow} times as slow")
+    assert [line.partition("  ")[2].rpartition("  ")[2] for line in phases] == hows
+    assert float(unused.split()[-2]) == (40 if slow == 1 else 0)

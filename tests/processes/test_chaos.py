@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.harness.expect import LONG_S
+from tests.harness.fired import FIRED
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
@@ -60,7 +62,7 @@ at_most = { lost = 0, duplicated = 0, digest_mismatches = 0 }
 """
 
 
-def test_a_scenario_is_played_judged_and_drawn(tmp_path: Path) -> None:
+def test_a_scenario_is_played_judged_and_drawn(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     (tmp_path / "short.toml").write_text(SCENARIO)
     command = [sys.executable, "-m", "peers.cli", "chaos", str(tmp_path / "short.toml"), "--on", "processes"]
     command += ["--out", str(tmp_path / "play"), "--report", str(tmp_path / "r.json")]
@@ -68,6 +70,7 @@ def test_a_scenario_is_played_judged_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "r.json").exists(), done.stdout + done.stderr
     code, lines, report = done.returncode, done.stdout.splitlines(), json.loads((tmp_path / "r.json").read_text())
     assert (code, report["verdict"], report["problems"]) == (0, "kept", []), lines
+    record_property(FIRED, report["faults_by_kind"])
     assert report["faults_by_kind"] == {"kill": 1, "partition": 1, "pause": 1, "slow_links": 1}
     assert (report["faults"], report["steps"], report["lost"], report["duplicated"]) == (4, 14, 0, 0)
     assert report["participation"] > 0.5

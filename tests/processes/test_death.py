@@ -9,23 +9,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.harness.by_hand import Written
 from tests.harness.expect import LONG_S, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
+written = cache(Written)
+
+
 def events(out: Path, name: str) -> list[dict[str, Any]]:
-    """What a peer has written so far; a torn last line is left for the next look."""
-    path = out / "peers" / name / "events.jsonl"
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    """What a peer has written so far."""
+    return written(out / "peers" / name / "events.jsonl").events()
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def test_residuals_outlive_a_leader_that_is_replaced(stall: Attack, tmp_path: Pa
 
 
 def test_replica_that_stood_still_comes_back_without_its_residual(tmp_path: Path) -> None:
-    swarm = swarm_of(tmp_path, 40)
+    swarm = swarm_of(tmp_path, 40, batch={"microbatch_size": 1, "microbatches_per_step": 2})
 
     def arm() -> None:
         at_step(swarm.peers["host-2"], 3, SumTaken, lambda: swarm.pause("host-2"))

@@ -61,6 +61,7 @@ def test_member_that_answers_late_in_each_step_is_soon_not_waited_for_and_comes_
 ) -> None:
     links = Links.parse({"default": {"latency_ms": 20}})
     shape: dict[str, Any] = {"hosts": 6, "trainers": 3, "stage_s": {"forward": 0.05, "backward": 0.1}}
+    shape |= {"batch": {"microbatch_size": 1, "microbatches_per_step": 3}}
     swarm = SimSwarm(tmp_path, links=links, may_fail=True, run={"steps": STEPS}, **shape)
     with answers_late(who, question, by_s, after=after) as struck:
         run_world(swarm.run())

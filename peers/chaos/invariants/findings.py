@@ -47,15 +47,12 @@ class Failure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The bars, in seconds of the run's clock. ``target`` microbatches make a step, None when it is not known: then all
-    steps must have as many. ``detection_s`` are for what the faults of a kind may take until nothing new is sent there.
-    ``waited_until`` says until when more steps were waited for, where somebody did; after ``until`` all were told to
-    leave, and who misses whom does not count.
+    steps must have as many. ``waited_until`` says until when more steps were waited for, where somebody did; after
+    ``until`` all were told to leave, and who misses whom does not count.
     """
 
     target: int | None = None
     gap_s: float = 60.0
-    kill_detection_s: float = 2.0
-    pause_detection_s: float = 5.0
     waited_until: float | None = None
     until: float = math.inf
 

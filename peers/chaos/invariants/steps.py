@@ -15,6 +15,8 @@ from swarm.consensus.records import NO_RECORD, CloseRecord
 
 AFTERMATH_S = 15.0
 """For so long after a fault is over others may still find out that it was: a ping takes seconds to be missed thrice."""
+NOTICED_STEPS = 2
+"""The step that a fault falls into may close with what its victim had done, and with the next one it is left out."""
 
 
 def denominators(evidence: Evidence, limits: Limits, found: Findings) -> None:
@@ -152,21 +154,21 @@ def all_finite(evidence: Evidence, limits: Limits, found: Findings) -> None:
 
 
 def faults_are_noticed(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I14: some time after a kill or a pause was done no new journey is sent through the victim, until it is ready
-    again. Of a fault that is over sooner there is nothing to see."""
-    bounds = {"kill": limits.kill_detection_s, "pause": limits.pause_detection_s}
-    sent = [(fact.wall, tuple(fact.fields["route"])) for fact in evidence.of("JourneyStarted")]
-    sent += [(fact.wall, (fact.fields["new"],)) for fact in evidence.of("HopMoved")]
+    """I14: steps after the second that is closed since a kill or a pause was done send nothing new through the victim,
+    until it is ready again. Of a fault that is over sooner there is nothing to see."""
+    moments = sorted((fact.wall, fact.step) for fact in evidence.of("StepClosed"))
+    sent = [(fact, tuple(fact.fields["route"])) for fact in evidence.of("JourneyStarted")]
+    sent += [(fact, (fact.fields["new"],)) for fact in evidence.of("HopMoved")]
     for fault in evidence.faults:
-        for victim in fault.peers if fault.kind in bounds else ():
-            back = _until_back(evidence, fault, victim)
-            if back - fault.wall <= bounds[fault.kind]:
+        closed = max((step for wall, step in moments if wall <= fault.done), default=0)
+        for victim in fault.peers if fault.kind in ("kill", "pause") else ():
+            until = min(_until_back(evidence, fault, victim), limits.until)
+            if not any(wall < until and step >= closed + NOTICED_STEPS for wall, step in moments):
                 continue
-            until = min(back, limits.until)
-            used = [wall - fault.done for wall, route in sent if victim in route and fault.done < wall < until]
-            late = max(used, default=0.0)
-            text = f"journeys still went through it {late:.2f} s after the {fault.kind}"
-            found.expect(late <= bounds[fault.kind], text, peer=victim)
+            used = (fact.step for fact, route in sent if victim in route and fault.done < fact.wall < until)
+            late = max(used, default=0) - closed
+            text = f"journeys of the step {late} after the {fault.kind} still went through it"
+            found.expect(late <= NOTICED_STEPS, text, peer=victim)
 
 
 def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings) -> None:
