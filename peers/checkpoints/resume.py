@@ -22,7 +22,7 @@ from swarm.errors import StateError
 from swarm.ids import PartName, RunId
 from swarm.membership.founding_record import Origin
 from swarm.models.registry import family_of
-from swarm.state.checkpoints.files import read_manifest, step_called, step_directory, steps
+from swarm.state.checkpoints.files import held, read_manifest, step_called, step_directory, steps
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.checkpoints.proof import proof_in
 from swarm.state.checkpoints.rotation import aside_directory
@@ -148,14 +148,15 @@ def _told(checked: CheckedStep, manifest: Manifest) -> str:
 
 
 def _over(directory: RunDirectory, manifest: Manifest) -> CommandError:
-    earlier = max((step for step in steps(directory.checkpoints) if step < manifest.run.steps), default=None)
+    kept = directory.checkpoints
+    earlier = next((s for s in reversed(steps(kept)) if s < manifest.run.steps and held(kept, s).complete), None)
     again = "found a new run with more --steps"
     if earlier is not None:
-        place = shlex.quote(str(step_directory(directory.checkpoints, earlier)))
+        place = shlex.quote(str(step_directory(kept, earlier)))
         again = f"repeat the steps since {earlier}: {command_name()} new --resume {place}"
     return CommandError(
         f"the run is over: its last step, {manifest.run.steps}, is closed",
-        check=f"the checkpoint in {directory.checkpoints}",
+        check=f"the checkpoint in {kept}",
         next_=f"{command_name()} sample {shlex.quote(str(directory.root))}, or {again}",
     )
 

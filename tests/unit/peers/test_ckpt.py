@@ -278,7 +278,7 @@ def test_pull_with_an_observer_s_invite_says_which_one_it_takes(run: KeptRun, ty
     invite = Invite(run=run.manifest.run_id, name="x", at=(f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}",), granted=grant)
     said = typed("ckpt", "pull", "--from", invite.text())
     assert said.code == EXIT_USAGE
-    assert "this invite is for ana as observer: who looks on is given nothing of the model" in said.err
+    assert "this invite is for ana as observer: an observer gets no part of the model" in said.err
     assert "invite --for ana --role any" in said.err
 
 
@@ -338,6 +338,7 @@ def test_resume_of_a_run_whose_last_step_is_closed_says_what_there_is_of_it(
     run: KeptRun, tmp_path: Path, typed: Typed, snapshot: Any, here: str
 ) -> None:
     run.keep(tmp_path / "over", 58)
+    run.keep(tmp_path / "over", 90, [STAGE_0])  # no step to go on from here
     directory = run.keep(tmp_path / "over", 100, [STAGE_0] if here == "in part" else PARTS)
     if here == "damaged":
         torn = part_path(directory.checkpoints, 100, STAGE_0)
