@@ -35,11 +35,14 @@ from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.planning.costs import model_parameter_count
 from swarm.security.signing import verify
+from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 2.0
 MAX_SOURCES = 8
+FIRST_S = 3.0
+"""The first look waits so long for the newest record, so that who looks once does not see an empty run."""
 T = TypeVar("T")
 
 
@@ -62,6 +65,7 @@ class ObserverSource:
         self._waits_for = _beginning(manifest)
         self._records: deque[tuple[CloseRecord, float | None]] = deque()
         self._head: CloseRecord | None = None
+        self._begun = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._context = ObserverContext(
             run=manifest.run_id, endpoint=endpoint, device=_Inline(), verify=verify, observe=self._observed
@@ -70,7 +74,8 @@ class ObserverSource:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, contacts: Contacts, clock: Clock) -> AsyncIterator[ObserverSource]:
-        """Find the run and follow it inside the ``async with``. Raises RunEnded where no contact answers."""
+        """Find the run and follow it inside the ``async with``, entered with the newest record, or after FIRST_S
+        without one. Raises RunEnded where no contact answers."""
         with tempfile.TemporaryDirectory(prefix="swarm-look-") as scratch:
             addresses = [parse_address(text, key="INVITE") for text in contacts.addresses]
             config = EndpointConfig(
@@ -92,6 +97,7 @@ class ObserverSource:
                 self = cls(endpoint, clock, manifest, contact)
                 self._following = following = asyncio.create_task(self._follow())
                 try:
+                    await first_done(self._begun.wait(), clock.sleep(FIRST_S))
                     yield self
                 finally:
                     following.cancel()
@@ -142,6 +148,7 @@ class ObserverSource:
         record = decision.record
         self._records.append((record, None if self._head is None else self._clock.wall()))  # the first closed long ago
         self._head = record
+        self._begun.set()
         for member in record.members.members:
             self._endpoint.learn(PeerId(member.peer), member.addresses)
 
