@@ -222,7 +222,7 @@ def make_run(foundation: Foundation, document: dict[str, Any], made: tuple[bytes
     for name in wanted:
         if digests.get(name) != wanted[name]:
             allowed = f"the file whose sha256 begins {wanted[name][:16]}, as the RUN.toml says"
-            remedy = f"Put it beside {source}, or remove it from [files] in the RUN.toml."
+            remedy = f"Put it next to {source}, or remove it from [files] in the RUN.toml."
             raise Incompatible(f"files.{name}", digests.get(name, "")[:16], allowed, remedy)
     manifest = parse_manifest(document | named_run | {"tokenizer": words, "files": wanted}, _origin(foundation))
     _check_fits(manifest, tokenizer, source)
@@ -452,7 +452,7 @@ def _blamed(error: ConfigError, foundation: Foundation) -> ConfigError:
         remedy = f"Leave out --strangers, or {_said_by(foundation, error.key)}."
         return ConfigError(error.key, error.value, f"{error.allowed}, as --strangers says", remedy, why=error.why)
     if foundation.own_routes and error.key in _BESIDE_OWN_ROUTES:
-        allowed = f"{_BESIDE_OWN_ROUTES[error.key]} beside it"
+        allowed = f"{_BESIDE_OWN_ROUTES[error.key]} with it"
         remedy = f"Add {_BESIDE_OWN_ROUTES[error.key]}."
         return ConfigError("--own-routes", True, allowed, remedy, why=error.why)
     for setting in settings_of(Foundation).values():

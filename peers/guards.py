@@ -27,7 +27,7 @@ async def watch_daemon(endpoint: LibP2PEndpoint, name: str) -> None:
     raise RunEnded(
         f"{name}: {reason}",
         Ending.UNREACHABLE,
-        check="does this machine have memory left, and may p2pd, a program of the package hivemind, run on it?",
+        check="is memory left (free -h), and may p2pd, a program of the package hivemind, run here?",
         remedy="Then start this peer again, with the command that started it.",
     )
 

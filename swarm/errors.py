@@ -60,11 +60,11 @@ class Advice(StrEnum):
     JOIN_ANEW = "Ask somebody in the run for a new invite, and join with that one."
     JOIN_FOUNDER = "Join with an invite from the founder, or from another peer that waits."
     FOUND_AGAIN = (
-        "The founder starts the same run again, on its machine, with the files that it was founded with. At the same "
-        "port the invite stays good; else there is a new one."
+        "Have the founder start the same run again, on its machine, with the same files. At the same port the invite "
+        "stays good; at another one it prints a new one."
     )
-    WHICH_VERSION = "which version is there, and which here?"
-    SAME_VERSION = "Update the older of the two, found the run again where it was, and ask there for the new invite."
+    WHICH_VERSION = "which version runs there, and which here?"
+    SAME_VERSION = "Update the older of the two. Found the run again where it was. Ask there for the new invite."
     WHAT_IS_KEPT = "which step is complete, on one machine or on several together?"
     RESUME = "Start the run again from its newest checkpoint."
     SAY_SO = "have a person who takes part say so"
@@ -73,7 +73,7 @@ class Advice(StrEnum):
     RELAY = "Open a port, or let a peer relay for this one."
     RELAY_THERE = "Start a relay there, and give the address that it prints."
     OTHER_HOME = "Look at that history; then give this peer a new home."
-    DAMAGED_STEP = "Use the step before, or get what is damaged from another peer."
+    DAMAGED_STEP = "Use the step before it, or copy the damaged file from another peer."
 
 
 def install_command(extra: str) -> str:

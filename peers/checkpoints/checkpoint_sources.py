@@ -123,7 +123,7 @@ async def _head(endpoint: LibP2PEndpoint, contact: PeerId) -> CloseRecord:
     except (Unreachable, DeadlineMissed) as error:
         raise cannot_reach([str(contact)]) from error
     except PeerError as error:
-        raise RunEnded(f"{contact} cannot say who takes part: {error.reason}", error.ending) from error
+        raise RunEnded(f"{contact} did not list the members of the run: {error.reason}", error.ending) from error
     for member in answer.record.roster:
         endpoint.learn(PeerId(member.peer), member.addresses)
     return answer.record

@@ -54,12 +54,12 @@ def named_sources(sources: Sequence[str], home: Path) -> NamedSources:
     others = [source for source in sources if source not in kept]
     if len(others) > 1:
         remedy = "One peer of a run knows all the others: leave this one out."
-        raise ConfigError("--from", others[1], "directories, and one invite or peer beside them", remedy)
+        raise ConfigError("--from", others[1], "directories, and at most one invite or peer", remedy)
     contacts = None if kept and not others else _contacts(others[0] if others else None, home)
     if contacts is not None and contacts.granted is not None:
         grant = contacts.granted.grant.grant
         if grant.role == "observer":
-            raise refused_role(grant, "who looks on is given nothing of the model")
+            raise refused_role(grant, "an observer gets no part of the model")
     return NamedSources(directories=_of_one_run(kept, contacts), contacts=contacts)
 
 
@@ -113,8 +113,8 @@ def _contacts(source: str | None, home: Path) -> Contacts:
     place = choose_speaker(home, source, command="ckpt pull")
     standing = look_at(place).standing
     if standing is not None and standing.admission is not None:
-        raise CommandError(f"{place.title} cannot let others fetch as itself: its run admits by invite",
-                           check="an invite as any gives all parts, as stage the stages, as trainer the ends",
+        raise CommandError(f"{place.title} cannot fetch for you: its run admits by invite",
+                           check="which parts do you need? Role any gives all, stage the stages, trainer the ends",
                            next_=f"{command_to_invite(standing.admission.mode, 'any')}; then here: {command_name()} "
                            "ckpt pull --from INVITE", exit_code=EXIT_USAGE)  # fmt: skip
     return contacts_from([str(ask(place.control, "invite", who=place.described))])

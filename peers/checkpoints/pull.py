@@ -101,7 +101,8 @@ async def pull(source: Source, directory: RunDirectory, say: Say, progress: Prog
         if made:
             stack.callback(_leave_nothing, directory)
         if not await asyncio.to_thread(stack.enter_context, alone(directory.root / "pull", wait=False)):
-            raise CommandError("another swarm ckpt pull is running there", check=str(directory.root))
+            raise CommandError("another swarm ckpt pull writes to this directory", check=str(directory.root),
+                               next_="wait until it has ended, or name another directory")  # fmt: skip
         left = MAX_RETRIES
         while True:
             left -= 1
@@ -277,7 +278,9 @@ async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | Non
         proven = standing == "decided" and (plan.believed or _accepted(proof, source))
         if same and (proven or source.head is None):
             return record
-        logger.warning("the record of step %d from %s is %s", plan.step, donor, "unproven" if same else "another")
+        logger.warning(
+            "passed over the record of step %d from %s: it is %s", plan.step, donor, "unproven" if same else "another"
+        )
     return None
 
 
@@ -301,7 +304,9 @@ def _set_aside(root: Path, gone: Sequence[int]) -> None:
 def _check_room(directory: RunDirectory, size: int) -> None:
     free = shutil.disk_usage(directory.root).free
     if free < size:
-        raise StateError(f"{directory.root}: {size_text(size)} to fetch, {size_text(free)} free. Free some space.")
+        raise StateError(
+            f"{directory.root}: the fetch takes {size_text(size)}, and {size_text(free)} is free. Make room."
+        )
 
 
 def _begun(root: Path) -> Iterator[Path]:

@@ -54,7 +54,9 @@ async def pull_frozen(
         begun = part.begun()
         size, free = begun.lacking_bytes, free_bytes(store.root)
         if size > free:
-            raise StateError(f"{store.root}: {size_text(size)} to fetch, {size_text(free)} free. Free some space.")
+            raise StateError(
+                f"{store.root}: the fetch takes {size_text(size)}, and {size_text(free)} is free. Make room."
+            )
         say("frozen", f"{spec.name}: {size_text(size)} of weights to fetch into {store.root}")
         await fetch_part(begun, holders, progress=progress)
         fetched += part.layout.bytes
@@ -85,7 +87,7 @@ def where_frozen(directory: RunDirectory, lacking: Sequence[PartName]) -> tuple[
     manifest = load_manifest(directory.manifest)
     source = getattr(manifest.model, "source", "")
     said = f" (the run calls it {source!r})" if source else ""
-    cause = f"the adapters are here, but nobody has the weights beside those of {listed(lacking)}, which --merge needs"
+    cause = f"the adapters are here, but nobody has the frozen weights of {listed(lacking)}, which --merge needs"
     run, swarm = shlex.quote(str(directory.root)), command_name()
     make = f"{swarm} ckpt frozen --run {run} --add DIR, DIR being the model's directory{said}"
     find = f"{swarm} ckpt pull {run} --from HOME, HOME being that of a peer that held the parts"

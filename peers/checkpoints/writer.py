@@ -74,7 +74,9 @@ def keep_run(
             if _is_file(path, digest):
                 continue
             if path.exists() and not directory.manifest.exists():
-                raise StateError(f"{path}: it is none of the run's, and stays. Move it, or keep the run elsewhere.")
+                raise StateError(
+                    f"{path}: this file is not the run's, and was not changed. Move it, or name another directory."
+                )
             with alone(path, wait=True):
                 write_whole(path, [files[name]])
         if not _is_manifest(directory.manifest):
@@ -167,7 +169,7 @@ class CheckpointWriter:
         leaves the thread to finish its file."""
         try:
             if self._waiting >= MAX_WAITING and not last:
-                raise StateError(f"{self._waiting} earlier ones are still being written")
+                raise StateError(f"{self._waiting} earlier checkpoints are still being written")
             await self._store(snapshot, record, OTHERS_S if last else 0.0)
         except (StateError, OSError) as error:
             failed = await self._failed(snapshot, with_commands(str(error)))

@@ -44,41 +44,41 @@ class Commands(CommandTable):
                      "Start a run that others join, and serve it in the foreground until it is over.", _LIGHT),
         "join": Entry("peers.cli.start", "join", "Join a run, in the foreground, until it is over.", _LIGHT),
         "relay": Entry("peers.cli.start", "relay",
-                       "Relay for peers that nobody can call, until told to stop: on a machine that everybody can.",
+                       "Relay for peers behind routers, on a machine that everybody can reach.",
                        _LIGHT),
         "doctor": Entry("peers.cli.doctor", "doctor",
-                        "Say why this machine cannot join a run, or that it can.", _LIGHT),
+                        "Check whether this machine can join a run, and say why not.", _LIGHT),
         "status": Entry("peers.cli.running", "status", "Show the peers of this machine.", _LIGHT),
         "peers": Entry("peers.cli.running", "peers",
                        "Show the whole swarm by part, as a peer of this machine sees it.", _LIGHT),
         "plan": Entry("peers.cli.plan", "plan",
-                      "Say who should do what, how fast a step would be, and what would set the pace.", _LIGHT),
+                      "Plan a run: who does what, how long a step takes, and what limits it.", _LIGHT),
         "simulate": Entry("peers.cli.simulate", "simulate",
-                          "Play how a swarm of many peers would fare, machines that come and go included.", _LIGHT),
+                          "Simulate a swarm of many peers, with machines that come and go.", _LIGHT),
         "dashboard": Entry("peers.cli.dashboard", "dashboard",
-                           "Show a run in a browser, live, to look at only.", _LIGHT),
+                           "Show a run live in a browser.", _LIGHT),
         "top": Entry("peers.cli.top", "top", "Watch a run in the terminal.", _LIGHT),
         "service": Entry("peers.cli.service", "service",
                          "Run a peer as a systemd service of this user, for weeks."),
-        "logs": Entry("peers.cli.running", "logs", "Show what peers of this machine have told.", _LIGHT),
+        "logs": Entry("peers.cli.running", "logs", "Show the log of this machine's peers.", _LIGHT),
         "drain": Entry("peers.cli.running", "drain", "Have a peer leave its run in order.", _LIGHT),
-        "rewind": Entry("peers.cli.running", "rewind", "Say that a run may go back to a checkpoint.", _LIGHT),
+        "rewind": Entry("peers.cli.running", "rewind", "Allow a run to go back to a checkpoint.", _LIGHT),
         "invite": Entry("peers.cli.running", "invite", "Print an invite to the run of a peer on this machine.", _LIGHT),
-        "revoke": Entry("peers.cli.running", "revoke", "Take back what was granted to somebody, used or not.", _LIGHT),
+        "revoke": Entry("peers.cli.running", "revoke", "Revoke an invite, used or not.", _LIGHT),
         "issuers": Entry("peers.cli.running", "issuers", "Show who may invite to a run, or change that.", _LIGHT),
-        "id": Entry("peers.cli.running", "identity", "Show the identity of a place.", _LIGHT),
+        "id": Entry("peers.cli.running", "identity", "Show the id of a peer of this machine.", _LIGHT),
         "history": Entry("peers.cli.history", "history", "Show the decision about each step of a run."),
         "export": Entry("peers.cli.model", "export", "Write a trained model as a directory that transformers loads, "
                         "with its tokenizer and a model card."),
         "eval": Entry("peers.cli.model", "evaluate",
-                      "Measure how well a trained model foretells text: loss, perplexity, and bits a byte."),
-        "sample": Entry("peers.cli.model", "sample", "Have a trained model continue a prompt, or answer."),
+                      "Measure how well a trained model predicts text: loss, perplexity, and bits a byte."),
+        "sample": Entry("peers.cli.model", "sample", "Have a trained model continue a prompt, or chat with it."),
         "chaos": Entry("peers.cli.chaos", "chaos",
-                       "Throw faults at a swarm, and check that it keeps every invariant of a run."),
+                       "Inject faults into a swarm, and check that every invariant holds."),
         "data": Entry("peers.cli.data", "data", "Build, check and list shards: private text as tokens for training."),
         "ckpt": Entry("peers.cli.ckpt", "ckpt",
                       "List, check and fetch the checkpoints from which a run can be resumed."),
-        "model": Entry("peers.cli.model", "look", "Look at models of transformers: may they be trained here?"),
+        "model": Entry("peers.cli.model", "look", "Check whether a model of transformers can be trained here."),
     }  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def _explained(error: Any, arguments: Sequence[str]) -> SwarmError:
                                 check=f"start this one without {option}; the peer that does the work is another",
                                 next_=f"with the invite that it prints: {command_name()} join INVITE {option} …; once "
                                 f"the run has begun the founder may go: {command_name()} drain")  # fmt: skip
-        close = listed(sorted(error.possibilities or ())).replace(" and ", " or ")
+        close = listed(list(error.possibilities or ())).replace(" and ", " or ")
         check = f"did you mean {close}?" if close else usage
         return CommandError(f"{typed} has no option {option}", check=check, next_=f"{help_} lists those there are")
     if parameter is None:

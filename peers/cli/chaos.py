@@ -47,7 +47,7 @@ def chaos(
     listed: Annotated[bool, typer.Option("--list", help="Show the scenarios in docker/scenarios.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Throw faults at a swarm, and check that it keeps every invariant of a run.
+    """Inject faults into a swarm, and check that every invariant holds.
 
     Founds a run, starts its peers on this machine, strikes as the scenario says, and checks the files that the peers
     wrote: no microbatch lost or counted twice, replicas alike, one history. Leaves a report and a picture.

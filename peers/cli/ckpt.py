@@ -122,7 +122,7 @@ def frozen(
     from swarm.errors import ConfigError
 
     if remove and unused:
-        raise ConfigError("--unused", remove, "no --remove beside it", "Give one of the two, then the other.")
+        raise ConfigError("--unused", remove, "no --remove with it", "Give one of the two, then the other.")
     directory = None if add is None else find_run_directory(run, home, key="--run")
     # After the run is known to be one: torch takes seconds.
     from peers.frozen import add_frozen, listed_frozen, remove_frozen
@@ -179,7 +179,7 @@ def pull(
         return
     what = "is complete here" if result.fetched else "was complete here already, and no newer one can be had whole"
     late = result.run_step is not None and result.run_step > result.step
-    of = f" (the run is at step {result.run_step}, and keeps every so many: --checkpoint-every)" if late else ""
+    of = f" (the run is at step {result.run_step}; peers keep one every few steps: --checkpoint-every)" if late else ""
     typer.echo(f"step {result.step} {what}{of}: {result.directory.root}")
 
 

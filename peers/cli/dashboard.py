@@ -37,7 +37,7 @@ def dashboard(
     ] = False,
     home: Home = None,
 ) -> None:
-    """Show a run in a browser, live, to look at only.
+    """Show a run live in a browser.
 
     Serves one page: who holds which part and what it does, loss and speed, who
     came and went, what each peer contributed, links, and what happened; with

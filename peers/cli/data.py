@@ -45,7 +45,7 @@ def build(
         typer.Option(
             metavar="PATH",
             help="Write conversations with this chat template, or that of a model's directory.  [default: "
-            "beside the tokenizer]",
+            "next to the tokenizer]",
         ),
     ] = None,
     special_tokens: Annotated[

@@ -76,11 +76,11 @@ def doctor(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why this machine cannot join a run, or that it can.
+    """Check whether this machine can join a run, and say why not.
 
     Looks at Python, torch, device, memory, disk, open files and port; with an INVITE also at the way to its peers and
-    back, the clock, the link, which parts of the model fit, and how fast they are here beside the others. Prints each
-    check as it ends, and what to do where one fails. Joins nothing and leaves nothing.
+    back, the clock, the link, which parts of the model fit, and how fast they are here compared with the others.
+    Prints each check as it ends, and what to do where one fails. Joins nothing and leaves nothing.
 
     Exits with 5 when a check failed. What only costs speed is a warning.
 

@@ -48,7 +48,7 @@ def history(
     from swarm.errors import ConfigError
 
     if place is not None and peer is not None:
-        raise ConfigError("--peer", peer, f"one peer, and {place!r} is named already", "Leave one of them out.")
+        raise ConfigError("--peer", peer, f"only one of --peer and {place!r}", "Leave one of them out.")
     told = read(find_history(place or peer, file, home), last=last, verify=verify)
     if as_json:
         print(json.dumps({"schema": SCHEMA, **document(told)}))

@@ -146,7 +146,7 @@ def evaluate(
         typer.Option(metavar="NAME", help="The key or column that has the text.  [default: as of data build]"),
     ] = None,
     special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Take the text of special tokens for these tokens.")
+        bool, typer.Option("--special-tokens", help="Read special tokens as tokens, not as text.")
     ] = False,
     allow_bad: Annotated[
         bool, typer.Option("--allow-bad", help="Go on where more than 1 % of the records or bytes cannot be used.")
@@ -156,7 +156,7 @@ def evaluate(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how well a trained model foretells text: loss, perplexity, and bits a byte.
+    """Measure how well a trained model predicts text: loss, perplexity, and bits a byte.
 
     Windows slide over each document, so that every token is counted once and foretold from at least half a window. Bits
     a byte compare models whose tokenizers differ, and --context N makes windows alike. Of conversations the assistant's
@@ -227,12 +227,10 @@ def sample(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Text to continue, or, of a model with a chat template, what is said to it.  [default: The, or Hello]",
+            help="Text to continue, or the message to a model with a chat template.  [default: The, or Hello]",
         ),
     ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Talk with it: each line of standard input is said to it, and answered.")
-    ] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Chat with it: it answers each line of standard input.")] = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt also where the model has a chat template.")
     ] = False,
@@ -249,7 +247,7 @@ def sample(
         bool, typer.Option("--json", help="Print one JSON object instead of text, with --chat one for each answer.")
     ] = False,
 ) -> None:
-    """Have a trained model continue a prompt, or answer.
+    """Have a trained model continue a prompt, or chat with it.
 
     Takes the directory of a swarm quickstart, or of a run that this machine's peers joined, or with --model an exported
     model, and prints the prompt and the text that the model generates. A model with a chat template answers the prompt
@@ -407,7 +405,7 @@ def _tell_which(found: RunDirectory, step: int, passed_over: str | None, *, aske
 
 
 look = typer.Typer(
-    cls=WholeGroup, help="Look at models of transformers: may they be trained here?", no_args_is_help=True
+    cls=WholeGroup, help="Check whether a model of transformers can be trained here.", no_args_is_help=True
 )
 
 

@@ -23,15 +23,15 @@ def plan(
         ),
     ] = None,
     peers: Annotated[
-        str | None, typer.Option("--peers", metavar="FILE", help="The peers there would be, as TOML: see below.")
+        str | None, typer.Option("--peers", metavar="FILE", help="Plan for the peers in this TOML file: see below.")
     ] = None,
     swarm: Annotated[
         str | None,
-        typer.Option("--swarm", metavar="INVITE", help="The peers of this run, as they were measured; -: from stdin."),
+        typer.Option("--swarm", metavar="INVITE", help="Plan for the peers of this run, as measured; -: from stdin."),
     ] = None,
     memory_gib: Annotated[
         str | None,
-        typer.Option("--memory-gib", metavar="N", help="With --swarm: what each member has.  [default: 16]"),
+        typer.Option("--memory-gib", metavar="N", help="With --swarm: the memory of each member.  [default: 16]"),
     ] = None,
     table: Annotated[
         str | None,
@@ -42,7 +42,7 @@ def plan(
     explain: Annotated[bool, typer.Option("--explain", help="Show each formula with its numbers, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say who should do what, how fast a step would be, and what would set the pace.
+    """Plan a run: who does what, how long a step takes, and what limits it.
 
     Searches the stages, their sizes, who is where, the rows of a microbatch, and whether activations are computed
     again. No plan takes more memory than its peers have. Starts nothing.

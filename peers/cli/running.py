@@ -42,14 +42,14 @@ def drain(
     Example: swarm drain --all
     """
     from peers.commands.leave import leave
-    from peers.console.words import CommandError
+    from peers.console.words import CommandError, command_name
     from peers.control.choose import choose_all_live, choose_live
     from peers.home.places import home_directory
 
     if everyone and peer is not None:
-        raise CommandError(
-            "--all drains every peer and --peer one", next_="Leave one of them out.", exit_code=EXIT_USAGE
-        )
+        command = f"{command_name()} drain"
+        raise CommandError("--all and --peer were given together", next_=f"{command} --all, or {command} --peer NAME",
+                           exit_code=EXIT_USAGE)  # fmt: skip
     root = home_directory(home)
     places = choose_all_live(root) if everyone else [choose_live(root, peer, command="drain")]
     codes, peers = leave(places, (lambda line: None) if as_json else (lambda line: print(line, flush=True)), wait=wait)
@@ -59,7 +59,7 @@ def drain(
 
 
 def rewind(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Say that a run may go back to a checkpoint.
+    """Allow a run to go back to a checkpoint.
 
     A run with `[run] rewind = "ask"` waits for this when the last holder of a
     part is lost and no copy is left. It then goes back to the newest
@@ -98,7 +98,7 @@ def identity(
     create: Annotated[bool, typer.Option("--create", help="Create an identity if there is none.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the identity of a place.
+    """Show the id of a peer of this machine.
 
     The peer id, and the name made of it, stay the same from run to run. A place gets its identity when a peer first
     starts in it, or with --create (in place 1 unless --place names another). With several places, --json needs --place.
@@ -136,7 +136,8 @@ def invite(
     peer: Peer = None,
     home: Home = None,
     name: Annotated[
-        str | None, typer.Option("--for", metavar="NAME[,…]", help="Whom it admits, in a run that admits by invite.")
+        str | None,
+        typer.Option("--for", metavar="NAME[,…]", help="Name whom it admits, in a run that admits by invite."),
     ] = None,
     role: Annotated[
         str | None,
@@ -150,7 +151,7 @@ def invite(
         typer.Option("--id", metavar="PEER_ID", help="The only peer that may use it; needed where peers are named."),
     ] = None,
     organisation: Annotated[
-        str | None, typer.Option("--organisation", metavar="NAME", help="To whom the holder belongs.")
+        str | None, typer.Option("--organisation", metavar="NAME", help="Organisation of the holder.")
     ] = None,
     no_vote: Annotated[bool, typer.Option("--no-vote", help="The holder does not vote on steps.")] = False,
     countersign: Annotated[
@@ -161,7 +162,7 @@ def invite(
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE|DIR/", help="Write it to a file that this user alone can read: NAME.txt."),
+        typer.Option("--out", metavar="FILE|DIR/", help="Write it to a file that only this user can read: NAME.txt."),
     ] = None,
     qr: Annotated[bool, typer.Option("--qr", help="Show it as a QR code, too, on stderr.")] = False,
     as_json: AsJson = False,
@@ -199,12 +200,12 @@ def revoke(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Whom the invite was for; or a peer's name, or its id's beginning.")
     ],
-    sure: Annotated[bool, typer.Option("--yes", help="Do not ask, also where nobody else holds a part.")] = False,
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask, even where no other peer holds a part.")] = False,
     peer: Peer = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take back what was granted to somebody, used or not.
+    """Revoke an invite, used or not.
 
     A member is cut off at once, and out of the roster with the next record. An issuer of the run decides it alone (or
     as many of them as sign each invite); without issuers more than half of the members that vote do, each with this
@@ -227,10 +228,11 @@ def revoke(
 
 def issuers(
     appoint: Annotated[
-        str | None, typer.Option("--appoint", metavar="PEER_ID", help="Have this peer be one from the next record on.")
+        str | None,
+        typer.Option("--appoint", metavar="PEER_ID", help="Make this peer an issuer from the next record on."),
     ] = None,
     dismiss: Annotated[
-        str | None, typer.Option("--dismiss", metavar="PEER_ID", help="Have this one be none any more.")
+        str | None, typer.Option("--dismiss", metavar="PEER_ID", help="Remove this peer from the issuers.")
     ] = None,
     peer: Peer = None,
     home: Home = None,
@@ -302,7 +304,9 @@ def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None
 def logs(
     peer: Annotated[
         str | None,
-        typer.Option("--peer", metavar="PEER", help="Only this one: its name, its place, or how its id begins."),
+        typer.Option(
+            "--peer", metavar="PEER", help="Show only this peer: its name, its place, or the beginning of its id."
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what they tell, until Ctrl-C.")] = False,
     lines: Annotated[
@@ -313,7 +317,7 @@ def logs(
         bool, typer.Option("--json", help="Print one JSON object for each line: its time, its peer, its text.")
     ] = False,
 ) -> None:
-    """Show what peers of this machine have told.
+    """Show the log of this machine's peers.
 
     Reads the events below the home, of each peer since its last start: the lines are those that it says in its
     terminal. More than that has events.jsonl itself, in the directory that swarm status --peer shows.

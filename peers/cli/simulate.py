@@ -18,13 +18,13 @@ def simulate(
         str | None,
         typer.Option("--fidelity", metavar="NAME", help="flow, journeys or full, in place of the file's."),
     ] = None,
-    seed: Annotated[str | None, typer.Option("--seed", metavar="N", help="In place of the file's.")] = None,
+    seed: Annotated[str | None, typer.Option("--seed", metavar="N", help="Use this seed, not the file's.")] = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Write report.json and pictures (SVG) there, too.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play how a swarm of many peers would fare, machines that come and go included. Starts nothing.
+    """Simulate a swarm of many peers, with machines that come and go. Starts nothing.
 
     The same file and seed give the same report, and the same hash of it.
 

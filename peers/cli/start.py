@@ -35,7 +35,7 @@ def join(**typed: Any) -> None:
 
 @offer("relay", RelayOptions)
 def relay(**typed: Any) -> None:
-    """Relay for peers that nobody can call, until told to stop: on a machine that everybody can.
+    """Relay for peers behind routers, on a machine that everybody can reach.
 
     Belongs to no run and holds nothing of one. Prints the address with which a peer behind NAT founds a run (swarm new
     --through) or joins one; after a restart at the same home it is the same. Ctrl-C and SIGTERM end it in order.

@@ -50,10 +50,11 @@ def top(
     from swarm.clock import SystemClock
 
     if run is not None and peer is not None:
-        raise CommandError("--peer is a peer of this machine, and RUN names a run already",
+        raise CommandError("--peer and RUN were given together",
                            next_="Leave one of them out.", exit_code=EXIT_USAGE)  # fmt: skip
     if as_json and not once:
-        raise CommandError("--json is one state of the run, and without --once it is watched", next_="Add --once.",
+        raise CommandError("--json needs --once: it prints one state of the run",
+                           next_=f"{command_name()} top --once --json",
                            exit_code=EXIT_USAGE)  # fmt: skip
     if once:
         _needs_textual()
@@ -62,7 +63,7 @@ def top(
         return
     if not _on_terminal():
         swarm = command_name()
-        raise CommandError("swarm top draws on a terminal, and this is none",
+        raise CommandError("swarm top needs a terminal",
                            check="are stdin, stdout and stderr a terminal, without < > and |?",
                            next_=f"{swarm} top --once for text, or {swarm} dashboard for a browser",
                            exit_code=EXIT_USAGE)  # fmt: skip

@@ -102,7 +102,7 @@ tags: [swarm, decentralized-training, lora]
 
 # Adapters of {run.name}, step {chosen.step}
 
-Low-rank adapters that peers trained together with swarm, without a centre, beside a model whose weights stayed as they
+Low-rank adapters that peers trained together with swarm, without a centre, for a model whose weights stayed as they
 were, kept in {lora.base}: rank {lora.rank}, alpha {lora.alpha:g}, {size_text(size)}.
 
 ```python

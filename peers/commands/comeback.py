@@ -208,20 +208,20 @@ def check_gone(home: Path, manifest: Manifest, *, on_purpose: bool, whole: bool 
         return
     seen = seen_here(home, manifest.run_id, manifest.run.name, manifest.admission.issuers)
     probes = _probed(seen)
-    by_name = "the same command with the directory of the checkpoint, DIR/checkpoints/step-…, which asks nobody"
+    by_name = "repeat it with the directory of the checkpoint, DIR/checkpoints/step-…: that asks no peer"
     if answered := [probe.address for probe in probes if probe.answered == "peer"]:
         files = next((one.founded for one in seen.founders if one.founded is not None), None)
         back = _joining(seen, answered) if files is None else f"{command_name()} new {shlex.quote(str(files))}"
         back += "" if files is None else home_option(home)
-        raise CommandError(f"that run lives: a peer of it answers, at {_shown(answered)}; to begin from a checkpoint "
-                           "beside it would make two runs of one",
-                           check="swarm status, on its machine: does it train, or wait for the run to go on?",
+        raise CommandError(f"that run still runs: a peer of it answers at {_shown(answered)}. Starting from a "
+                           "checkpoint now would make two runs of it",
+                           check="does it train, or wait for the run to go on? swarm status, on its machine",
                            next_=f"{back} to take part in it{f'; where it only waits: {by_name}' if whole else ''}",
                            exit_code=EXIT_USAGE)  # fmt: skip
     if whole and (unknown := _unknown(probes)):
-        raise CommandError(f"peers of that run may live where this machine cannot ask: {_shown(unknown)}",
+        raise CommandError(f"this machine cannot reach peers that may still run: {_shown(unknown)}",
                            check="is this machine on a network (ip route)? swarm status, on their machines",
-                           next_=f"the same command once they can be asked; if they are surely gone: {by_name}",
+                           next_=f"repeat the command once they can be reached; if they are gone for good: {by_name}",
                            exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 
@@ -263,8 +263,8 @@ def check_founded_nowhere(file: Path, run: RunId, home: Path) -> None:
     if session or real.parent.parent.name == RUNS:
         at = home_option(real.parents[3 if session else 2])
         back = f"to come back to it: {swarm} new {shlex.quote(str(file))}{at}"
-    raise CommandError("the run was founded with this file before, and this home knows nothing of it: to found it here "
-                       "would make two runs of one id",
+    raise CommandError("this file has founded a run before, and this home does not know that run: founding it here "
+                       "would make two runs with one id",
                        check=f"{swarm} status --all{at}: who is, or was, in it?",
                        next_=f"{back}; to found another run: the same command with --name NAME, or a copy of the file "
                        "with another [run] nonce", exit_code=EXIT_USAGE)  # fmt: skip
@@ -301,7 +301,7 @@ def _of_another_machine(seen: RunKnown, answered: Sequence[str]) -> CommandError
     known = f"{place} was in that run, or wanted to be"
     if answered:
         known = f"that run lives: peers of it answer at {_shown(answered)}"
-    return CommandError(f"{known}; it was founded elsewhere, and cannot be founded here beside itself",
+    return CommandError(f"{known}; it was founded elsewhere, and cannot be founded here a second time",
                         check=f"{swarm} status --all, here and on the machine where it was founded",
                         next_=f"{_joining(seen, answered)}, to take part in it; or, to found another run of its "
                         "kind, the same command with --name NAME", exit_code=EXIT_USAGE)  # fmt: skip

@@ -181,7 +181,7 @@ def answer_text(loaded: LoadedModel, question: Sequence[int], sampling: Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLoss:
-    """How well a model foretells a text: the sum of the cross entropy of its ``tokens`` in nats, and its ``bytes`` in
+    """How well a model predicts a text: the sum of the cross entropy of its ``tokens`` in nats, and its ``bytes`` in
     UTF-8. With the latter models of different tokenizers compare."""
 
     nats: float
@@ -234,7 +234,7 @@ def text_loss(loaded: LoadedModel, found: Iterable[Encoded], *, context: int, st
 
     total, count = _loss_of(loaded, rows(), context)
     if not count:
-        raise StateError("the tokenizer makes no token of this text: there is nothing to foretell")
+        raise StateError("the tokenizer makes no token of this text: there is nothing to predict. Give more text.")
     return TextLoss(nats=total, tokens=count, bytes=size)
 
 
@@ -256,7 +256,7 @@ def _foretold(document: Documents, tokenizer: Tokenizer) -> tuple[npt.NDArray[np
 
 
 def _rows(tokens: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_], context: int, stride: int) -> Iterator[_Row]:
-    """Yield inputs and targets of the windows with something to foretell; what does not count, or did before, is -1."""
+    """Yield inputs and targets of the windows with something to predict; what does not count, or did before, is -1."""
     for window in sliding(len(tokens) - 1, context, stride):
         targets = tokens[window.start + 1 : window.stop + 1].copy()
         targets[: window.counted - window.start] = -1

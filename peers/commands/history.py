@@ -282,7 +282,7 @@ def lines(told: HistoryAnswer) -> list[str]:
     if told.torn:
         found.append("an unfinished line behind it is left out: it is being written, or its peer ended meanwhile")
     if told.earlier:
-        found.append(f"before it: {', '.join(path.name for path in told.earlier)} beside it (--file)")
+        found.append(f"before it: {', '.join(path.name for path in told.earlier)} next to it (--file)")
     if told.check is not None and not told.broken:
         found.append(_verified(told.check, told.before))
     return found

@@ -160,7 +160,7 @@ def _tell_others(standing: StatusReport | None, grant: Grant) -> None:
         return
     known, stay = ("an invite", "It stays") if len(before) == 1 else (f"{len(before)} invites", "They stay")
     print_error(
-        f"{known} for {grant.name} had been given before this one: {'; '.join(before)}. {stay} good beside it: each "
+        f"{known} for {grant.name} had been given before this one: {'; '.join(before)}. {stay} good as well: each "
         "admits one peer",
         check=f"{command_name()} status --peer PEER shows who was invited, and who was admitted",
         next_=f"to take all of them back, this one too: {command_name()} revoke {grant.name}; then give one anew. For "
@@ -186,5 +186,5 @@ def _show_qr(text: str) -> None:
     try:
         _say(qr_code(text, shutil.get_terminal_size().columns))
     except ConfigError as narrow:  # the invite is given all the same
-        again = "make its letters smaller, and give the same again"
+        again = "make its letters smaller, and repeat the command"
         print_error(f"no QR code is shown: it needs {narrow.allowed}", next_=again, label="note")

@@ -86,7 +86,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     seen = newest_closing(home, run) if run else None
     if seen is not None and seen.is_last and not done_again(home, run, seen):
         over, swarm = f"this run ended here at step {seen.step}, its last", command_name()
-        again = f"or, if its last steps are done again elsewhere, {swarm} join with an address there for the invite"
+        again = f"if it goes on elsewhere from an earlier step: {swarm} join ADDRESS, of a peer there"
         print_error(over, next_=f"{swarm} sample, or {swarm} new for another run; {again}", label="note")
         return EXIT_OK
     if seen is not None and seen.ended:

@@ -109,7 +109,7 @@ def _verdict(place: PlaceInfo, now: PlaceInfo, say: Callable[[str], None]) -> in
         return EXIT_OK
     if end is None:
         session = place.state.session if place.state else ""
-        raise CommandError(f"{place.title} ended without saying why: was it killed?",
+        raise CommandError(f"{place.title} ended without giving a reason: it may have been killed",
                         check=f"{session}/events.jsonl" if session else "", exit_code=EXIT_ERROR)  # fmt: skip
     say(f"{place.title}: has left: {one_line(end.reason)} (exit code {end.exit_code})")
     return EXIT_OK if end.exit_code in IN_ORDER else end.exit_code

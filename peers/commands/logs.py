@@ -80,8 +80,8 @@ def retell(places: Sequence[PlaceInfo], *, lines: int, follow: bool, out: Said) 
     files = {place.path.name: Path(place.state.session) / "events.jsonl" for place in places
              if place.state is not None and place.state.session}  # fmt: skip
     if not any(file.is_file() for file in files.values()):
-        check = f"{command_name()} status --all shows those there are"
-        raise CommandError("no peer here has told anything", check=check, exit_code=EXIT_UNREACHABLE)
+        raise CommandError("no peer of this machine has a log", check="has a peer been started here?",
+                           next_=f"{command_name()} status --all", exit_code=EXIT_UNREACHABLE)  # fmt: skip
     names = {place.path.name: place.state.name or place.path.name for place in places if place.state is not None}
     newest: deque[tuple[str, str, str]] = deque(maxlen=lines)
     said: list[Said] = [lambda *line: newest.append(line)]

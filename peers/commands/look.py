@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from peers.console.words import CommandError
+from peers.console.words import CommandError, command_name
 from peers.control.client import PATIENCE_S, NotServing, ask
 from peers.control.status import AdmissionReport, MemberReport, StatusReport
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_PAUSED, EXIT_UNREACHABLE, worth_a_retry
@@ -120,7 +120,8 @@ def check_health(seen: Sequence[Seen], home: Path) -> None:
     purpose is."""
     live = [one for one in seen if one.place.live]
     if not live and not any(one.phase == "paused" for one in seen):
-        raise CommandError("no peer runs here", check=f"home is {home}", exit_code=EXIT_UNREACHABLE)
+        raise CommandError("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",
+                           next_=f"{command_name()} status --all", exit_code=EXIT_UNREACHABLE)  # fmt: skip
     for one in live:
         if one.standing is None:
             why = str(one.trouble) if one.trouble is not None else ""

@@ -33,7 +33,7 @@ def check_target(into: Path) -> None:
     except FileNotFoundError:
         names = []
         if os.path.islink(into):
-            raise _refused(into, "it is a link that leads nowhere") from None
+            raise _refused(into, "it is a broken link") from None
     except NotADirectoryError:
         raise _refused(into, "it is a file, or below one") from None
     except OSError as error:
@@ -61,7 +61,7 @@ def check_model(path: Path) -> None:
         )
     if importlib.util.find_spec("transformers") is None:
         raise CommandError(
-            "transformers is not installed, which loads exported models",
+            "transformers is not installed: exported models need it",
             check="a run's own checkpoints need no transformers: leave --model out",
             next_=install_command("hf"),
         )

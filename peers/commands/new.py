@@ -283,10 +283,10 @@ def _invited(file: Path, options: PeerOptions) -> Past | None:
     seen = seen_here(home, invite.run, invite.name, founders)
     past = way_back(home, seen, options.place) if seen.founders else None
     if past is None or not (past.contacts or past.manifest):
-        raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
+        raise ConfigError("--invite-file", str(file), "a new file, or one with the invite of a run founded here",
                           "To found another: name another file. To join that one: "
                           f"{command_name()} join --invite-file {file}",
-                          why=f"it invites to {invite.name}, {invite.run[:12]}, a run that this home does not know",
+                          why=f"it is the invite to {invite.name}, {invite.run[:12]}, which this home did not found",
                           )  # fmt: skip
     return past
 

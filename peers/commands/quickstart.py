@@ -521,8 +521,8 @@ class _Quickstart:
         trained = [f"{row.loss:.2f}" for row in rows if not row.given_up]
         apart = self._manifest.averaging.inner_steps
         wanted = self._manifest.run.steps
-        early = f" of {wanted}, for the time was up" if len(rows) < wanted else ""
-        parts = [count(len(rows), "step") + early + (f" of {apart} batches each" if apart > 1 else "")]
+        early = f" of {wanted}: the time was up" if len(rows) < wanted else ""
+        parts = [count(len(rows), "step") + (f" of {apart} batches each" if apart > 1 else "") + early]
         if len(trained) < len(rows):
             parts.append(f"{len(rows) - len(trained)} of them given up")
         if trained:

@@ -267,7 +267,7 @@ class _Standing:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if not told.done():
                 await (watching if watching.done() else reporting)
-                raise RunEnded("its daemon ended", Ending.UNREACHABLE)
+                raise RunEnded("the libp2p daemon of this relay ended", Ending.UNREACHABLE)
             return told.result()
         finally:
             await ended((reporting, watching))

@@ -229,7 +229,7 @@ def _remarks(seen: Seen) -> list[str]:
     facts = [
         ("waiting", standing.waiting_for),
         ("ends", _ends(standing)),
-        ("the disk does not take", standing.disk),
+        ("the disk cannot write", standing.disk),
         ("copies", copies),
     ]
     facts += [("fewer copies in the run", standing.fewer_copies), ("mixed", mixing_text(standing))]
@@ -247,7 +247,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
     facts = [
         ("waiting", standing.waiting_for),
         ("ends", _ends(standing)),
-        ("disk", f"does not take {standing.disk}" if standing.disk else ""),
+        ("disk", f"cannot write {standing.disk}" if standing.disk else ""),
         ("role", standing.role),
         ("part", f"{standing.part or NO_PART}{f', because {standing.reason}' if standing.reason else ''}"),
         ("copies", ", ".join(standing.copies)),

@@ -103,7 +103,7 @@ def describe(event: Event) -> tuple[str, str] | None:
         case DeviceChosen() | DaemonLost() | DaemonRestarted():
             return _of_machine(event)
         case PeerStarted():
-            return "listening", _list(event.addresses) or "nowhere that could be found out"
+            return "listening", _list(event.addresses) or "no address is known"
         case RunFound():
             made_of = f"{count(event.stages, 'stage')}, {count(event.steps, 'step')}, wire version {event.wire}"
             return "run", f"{event.name}, {event.run[:12]}: {made_of}; from {event.source}"
@@ -201,7 +201,7 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
         case CopyDropped():
             return "copying", f"{_part(event.part)} no longer: {harmless(event.reason)}"
         case DonorDropped():
-            return "syncing", f"{_part(event.part)} no more from {harmless(f'{event.donor}: {event.reason}')}"
+            return "syncing", f"{_part(event.part)} no longer from {harmless(f'{event.donor}: {event.reason}')}"
         case CheckpointFailed():
             kept = "no complete one is here" if event.kept is None else f"that of step {event.kept} stays"
             what = f"of step {event.step} was not written for {_part(event.part)}"
@@ -211,12 +211,12 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
             return "checkpoint", f"the run went on from step {event.step}: {those} until it passes them"
         case DiskRefused():
             again = "tried again while this peer lives"
-            return "disk", f"does not take {harmless(event.what)}: {harmless(event.reason)}; {again}"
+            return "disk", f"cannot write {harmless(event.what)}: {harmless(event.reason)}; {again}"
         case DiskTook():
-            return "disk", f"takes {harmless(event.what)} again"
+            return "disk", f"can write {harmless(event.what)} again"
         case GraphsDropped():
             dropped = f"{count(event.graphs, 'graph')} dropped, to be computed again"
-            return "memory", harmless(f"{event.device} has none left: {dropped}; {event.reason}")
+            return "memory", harmless(f"{event.device} is out of memory: {dropped}; {event.reason}")
         case _:
             return None
 
@@ -252,12 +252,12 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
             return "repeated", harmless(f"the closing of step {event.step}: {event.reason}")
         case WorkWithdrawn():
             gone = count(len(event.trainers), "trainer")
-            return "withdrawn", f"what {gone} did for step {event.step}: the others do as much instead"
+            return "withdrawn", f"the work of {gone} for step {event.step}: others compute as much instead"
         case WorkExcluded():
             lost = f"{len(event.microbatches)} of the microbatches of step {event.step}"
             return "excluded", harmless(f"{lost}, the others do as many instead: {event.reason}")
         case PartsCapped():
-            return "capped", f"{' and '.join(event.caps)} in step {event.step}: far out, and scaled down by itself"
+            return "capped", f"{' and '.join(event.caps)} in step {event.step}: far from the usual, scaled down"
         case CodecsChanged():
             return "codecs", harmless(f"{codecs_text(event.codecs)} from step {event.step + 1} on: {event.why}")
         case StepGivenUp():
@@ -322,8 +322,8 @@ def _describe_sent(event: Event) -> tuple[str, str] | None:
             long = f"gradients that are {event.times:.0f} times as long as usual, in step {event.step}"
             return "scaled down", f"what {event.peer} sends to {_part(event.part)} here: {long}"
         case HopDiffers():
-            told = f"what {event.peer} says that it got or sent at stage {event.stage}, in step {event.step}"
-            return "not believed", f"{told}: neither neighbours nor signatures bear it out"
+            told = f"what {event.peer} says it received or sent at stage {event.stage}, in step {event.step}"
+            return "not believed", f"{told}: neither neighbours nor signatures confirm it"
         case _:
             return None
 

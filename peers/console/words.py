@@ -92,11 +92,11 @@ _COMMANDS: Mapping[Advice, str] = {
     Advice.NEW_GRANT: "Ask an issuer of the run for a new one: swarm invite --for NAME --role ROLE",
     Advice.JOIN_ANEW: f"{NEW_INVITE}; and join with that one.",
     Advice.JOIN_FOUNDER: f"Join with an invite from the founder, or from another waiting peer: {GIVES_INVITE}",
-    Advice.FOUND_AGAIN: "The founder starts the same run again, on its machine, with: swarm new FILES/run.toml (FILES: "
+    Advice.FOUND_AGAIN: "Have the founder start the same run again, on its machine: swarm new FILES/run.toml (FILES: "
     "the directory in its line `files`). With the same --port the invite stays good; else it prints a new one.",
-    Advice.WHICH_VERSION: "which version of swarm is there, and which here? swarm --version",
-    Advice.SAME_VERSION: "Update the older of the two, found the run again where it was (swarm new), and ask there for "
-    f"the new invite: {GIVES_INVITE}",
+    Advice.WHICH_VERSION: "which version of swarm runs there, and which here? swarm --version",
+    Advice.SAME_VERSION: "Update the older of the two. Found the run again where it was (swarm new). Ask there for the "
+    f"new invite: {GIVES_INVITE}",
     Advice.WHAT_IS_KEPT: "{swarm} ckpt ls, on each machine: which step is complete, there or together?",
     Advice.SAY_SO: "{swarm} rewind, on the machine of any peer that votes",
     Advice.RESUME: "Start the run again from its newest checkpoint: {swarm} new --resume, once the parts are on one "
@@ -107,7 +107,7 @@ _COMMANDS: Mapping[Advice, str] = {
     "on a machine that everybody can call, and this peer with --through and the address that it prints.",
     Advice.RELAY_THERE: "Start one there ({swarm} relay), and give the address that it prints.",
     Advice.OTHER_HOME: "Look at it with swarm history --file {home}/history.jsonl; then give this peer a new home.",
-    Advice.DAMAGED_STEP: "Use the step before, or get what is damaged from another peer with swarm ckpt pull.",
+    Advice.DAMAGED_STEP: "Use the step before it, or copy the damaged file from another peer: swarm ckpt pull.",
 }
 """The words and commands for each advice of the library."""
 

@@ -96,13 +96,13 @@ class Admitting:
         holder, seed = str(request.get("id") or ""), None
         if self.manifest.admission.mode == "organisation" and not holder:
             name, role = str(request["for"]), str(request.get("role") or "any")
-            raise CommandError("this run admits the peers that an issuer names", check="whose id is it?",
+            raise CommandError("this run admits only peers that an issuer names by id", check="which id has the peer?",
                                next_=f"{command_name()} id --create, on the machine that shall join; then here: "
                                f"{command_to_invite('organisation', role, name)}", exit_code=EXIT_USAGE)  # fmt: skip
         if self.service.gate.rules.own_routes and not request.get("organisation") and request.get("role") != "observer":
             name = str(request["for"])
-            raise CommandError("microbatches of this run stay in one organisation, and this invite names none",
-                               check="of which organisation is its holder?",
+            raise CommandError("the invite needs an organisation: microbatches of this run stay in one",
+                               check="which organisation does the holder belong to?",
                                next_=f"{command_name()} invite --for {name} --organisation NAME",
                                exit_code=EXIT_USAGE)  # fmt: skip
         if not holder:
@@ -188,8 +188,8 @@ class Admitting:
         if len(others) + bool(by_invite) > 1:
             could = [f"the invite for {wanted}"] if by_invite else []
             could += [f"{roster.names.get(PeerId(peer), 'a peer that left')}, {peer}" for peer in sorted(others)]
-            raise CommandError(f"{wanted!r} could mean several", check="; ".join(could), exit_code=EXIT_USAGE,
-                               next_=f"{command_name()} revoke PEER_ID, of the one that is meant")  # fmt: skip
+            raise CommandError(f"{wanted!r} fits several peers", check="; ".join(could), exit_code=EXIT_USAGE,
+                               next_=f"{command_name()} revoke PEER_ID, with one of these ids")  # fmt: skip
         return by_invite or by_peer
 
     def _nobody(self, wanted: str, *, known: bool) -> CommandError:
@@ -201,7 +201,7 @@ class Admitting:
                                     check=f"{command_name()} issuers shows who is", exit_code=EXIT_ERROR,
                                     next_=f"{command_name()} issuers --dismiss {peer}")  # fmt: skip
         names = sorted({one.name for one in state.holders if one.serial not in state.void})
-        again = "is revoked already" if known else "is nobody that this run has admitted"
+        again = "is revoked already" if known else "fits no peer that this run has admitted"
         return CommandError(f"{wanted!r} {again}", check=f"admitted are {listed(names) or 'none'}",
                             next_=f"{command_name()} status --peer PEER shows who is",
                             exit_code=EXIT_ERROR)  # fmt: skip
@@ -230,7 +230,7 @@ class Admitting:
         try:
             self.service.give(signed)
         except PeerError as error:
-            raise CommandError(f"{order.verb} {order.name}: that was not taken: {error.reason}",
+            raise CommandError(f"the order to {order.verb} {order.name} was refused: {error.reason}",
                                check="this peer is neither an issuer of the run nor one that votes",
                                next_=f"{command_to_order(order.verb, order.peer or order.name)}, on the machine of an "
                                "issuer, or of more than half of those that vote",
@@ -367,8 +367,8 @@ class Admitting:
         try:
             write_whole(self.issued, ["\n".join(one.model_dump_json() for one in issued).encode() + b"\n"], mode=0o600)
         except OSError as error:
-            raise CommandError(f"{self.issued} cannot be written: {error.strerror}", check="is there room?",
-                               next_="the same again", exit_code=EXIT_ERROR) from None  # fmt: skip
+            raise CommandError(f"{self.issued} cannot be written: {error.strerror}", check="is the disk full? df -h",
+                               next_="make room, then repeat the command", exit_code=EXIT_ERROR) from None  # fmt: skip
         self._known = issued
 
 
@@ -380,7 +380,7 @@ def granted_by(admitting: Admitting | None, request: Mapping[str, Any]) -> Grant
             raise open_run("an invite is for anybody: leave --for out")
         return None
     if not request.get("for"):
-        raise CommandError("this run admits by invite, one for each peer", check="whom is it for?",
+        raise CommandError("this run admits by invite, one for each peer", check="who is the invite for?",
                            next_=command_to_invite(admitting.manifest.admission.mode, "stage"),
                            exit_code=EXIT_USAGE)  # fmt: skip
     return admitting.grant(request)

@@ -266,13 +266,13 @@ class NodeCommands:
         issuers = (self._manifest.admission if roster.admissions is None else roster.admissions).issuers
         if len(roster) and not may_agree(roster, issuers, self._peer):
             voters = [roster.names[one.peer] for one in roster.members if one.entitled]
-            raise CommandError("this peer neither votes nor issues invites: its word that the run may go back counts "
-                               "for nobody", check=f"those that vote are {listed(voters)}",
+            raise CommandError("this peer may not have the run go back: it neither votes nor issues invites",
+                               check=f"those that vote are {listed(voters)}",
                                next_=f"on the machine of one of them: {command_name()} rewind --peer NAME",
                                exit_code=EXIT_USAGE)  # fmt: skip
         waits = with_commands(self._membership.situation.waiting_for)
         if not waits:
-            return "nothing is waited for here, so nothing happens: say it again while a part is lost"
+            return "nothing happens: this peer waits for no lost part. Repeat the command while a part is lost"
         self._membership.situation.may_go_back = True
         return f"the run may go back to a checkpoint; it waits for {waits}"
 

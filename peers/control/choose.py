@@ -87,6 +87,9 @@ def nobody_here(home: Path) -> CommandError:
     """Return the error for a machine without a running peer."""
     swarm, places, at = command_name(), list_places(home), home_option(home)
     offers = [f"{swarm} new --preset tiny{at} to start a run", f"{swarm} join INVITE{at} to join one"]
+    began = [(one.state.started, one.name) for one in places if one.state is not None and one.state.run]
+    if began:
+        offers.insert(0, f"{swarm} dashboard {max(began)[1]}{at} for how its last run went")
     if (directory := _sampled(home, _newest(places))) is not None:
         offers.insert(0, f"{swarm} sample {shlex.quote(str(directory))} for text from what was learned")
     if (relay := _relay(places)) is not None:

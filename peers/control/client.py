@@ -47,17 +47,17 @@ def ask(control: Path, command: str, *, who: str, timeout_s: float = PATIENCE_S,
             with short_path(control) as path:
                 link.connect(path)
             if (other := peer_user(link)) not in (os.geteuid(), 0):
-                raise CommandError(f"what answers for {who} is not this user's (uid {other})", check=str(control),
-                                exit_code=EXIT_UNREACHABLE)  # fmt: skip
+                raise CommandError(f"a process of another user (uid {other}) answers in place of {who}",
+                                check=str(control), exit_code=EXIT_UNREACHABLE)  # fmt: skip
             link.sendall(request)
             line = _read_line(link, end)
     except (FileNotFoundError, ConnectionRefusedError):
-        raise NotServing(f"{who} does not listen (yet, or any more)", check="it is starting or ending: look again",
+        raise NotServing(f"{who} does not listen", check="it is starting or ending: repeat the command",
                          exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except (TimeoutError, BlockingIOError):  # the second: so many wait already that the kernel takes no more
         raise CommandError(f"{who} does not answer", check=f"no answer in {timeout_s:g} s: is it stopped, or is the "
-                        "machine busy? Its last words are in events.jsonl of its session",
-                        next_="the same again, when it goes on: what was asked now is dropped then",
+                        "machine busy? Its last lines are in events.jsonl of its session",
+                        next_="repeat the command once it goes on: this request is dropped",
                         exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except OSError as error:
         raise CommandError(f"{who} cannot be asked: {error.strerror or error}", check=str(control),
@@ -99,7 +99,7 @@ def _read_line(link: socket.socket, end: float) -> bytes:
 
 def _result(line: bytes, who: str) -> Any:
     if not line:
-        raise NotServing(f"{who} hung up without an answer", check="it is ending: look again",
+        raise NotServing(f"{who} hung up without an answer", check="it is ending: repeat the command",
                          exit_code=EXIT_UNREACHABLE)  # fmt: skip
     try:
         reply = parse_json(line)

@@ -116,7 +116,7 @@ class ControlServer:
 
     async def _answer(self, line: bytes) -> bytes:
         if len(self._talks) > MAX_CONNECTIONS:
-            return _no(f"more than {MAX_CONNECTIONS} commands are being answered", next_="the same again, later")
+            return _no(f"more than {MAX_CONNECTIONS} commands are being answered", next_="repeat the command later")
         try:
             request = parse_json(line)
             command = self._commands.get(request["command"])
@@ -143,7 +143,7 @@ async def _carry_out(command: Command, request: Mapping[str, Any]) -> bytes:
             result = await command(request)
         return _line({"ok": True, "result": result})
     except TimeoutError:
-        return _no(f"{name} was not done in {COMMAND_S:g} s", check="is the machine busy?", next_="the same again")
+        return _no(f"{name} was not done in {COMMAND_S:g} s", check="is the machine busy?", next_="repeat the command")
     except CommandError as error:
         return _no(error.cause, check=error.check, next_=error.next, exit_code=error.exit_code)
     except RunEnded as error:

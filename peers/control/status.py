@@ -12,7 +12,7 @@ from typing import Any
 from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout, Phase
 
 SCHEMA = 1
-ALONE = "alone: nobody to average with"
+ALONE = "no other replica to average with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def choose_run(given: str | None, peer: str | None, home: Path, *, command: str)
     if len(found) == 1:
         return _in_place(found[0])
     if found:
-        raise CommandError(f"there are {len(found)} peers here that {given!r} could mean",
+        raise CommandError(f"{given!r} fits {len(found)} peers of this machine",
                            check="; ".join(place.described for place in found),
                            next_=f"{command_name()} {command} {found[0].name}", exit_code=EXIT_USAGE)  # fmt: skip
     raise _nothing(given, home, command)
@@ -86,7 +86,7 @@ def _in_place(place: PlaceInfo) -> Chosen:
     session = Path(place.state.session) if place.state is not None and place.state.session else None
     if place.live or session is None:
         if not place.live:
-            raise CommandError(f"{place.described} has been in no run yet", check=str(place.path),
+            raise CommandError(f"{place.described} has not joined a run yet", check=str(place.path),
                                next_=f"{command_name()} status --all", exit_code=EXIT_USAGE)  # fmt: skip
         return Chosen(place=place)
     here = session if session.is_dir() else place.path / "sessions" / session.name  # a home may have been moved

@@ -105,7 +105,7 @@ def check_extra() -> None:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise CommandError(f"a dashboard takes the package {error.name}, which is not installed",
+        raise CommandError(f"the dashboard needs the package {error.name}, which is not installed",
                            check="it is in the extra observe", next_=install_command("observe")) from error  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def data_given(options: PeerOptions) -> DataGiven | None:
     for name, value in needing.items():
         if value is not None:
             remedy = f"Leave {name} out, or give --data PATH."
-            raise ConfigError(name, str(value), "that there is --data", remedy, why="it says how to read that")
+            raise ConfigError(name, str(value), "only together with --data", remedy, why="it says how to read the text")
     return None
 
 
@@ -108,7 +108,7 @@ def held_out_given(options: PeerOptions) -> DataGiven | None:
     if options.eval is None:
         if options.eval_every is not None:
             raise ConfigError(
-                "--eval-every", options.eval_every, "that there is --eval", "Leave it out, or add --eval."
+                "--eval-every", options.eval_every, "only together with --eval", "Leave it out, or add --eval."
             )
         return None
     return DataGiven(

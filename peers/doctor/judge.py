@@ -289,7 +289,7 @@ def judge_gain(gain: Gain) -> CheckResult:
     if gain.swarm_tokens_s and gain.alone_tokens_s > gain.swarm_tokens_s:
         level = "warn"
         causes.append(
-            f"this machine alone would be faster than the swarm: {amount(gain.alone_tokens_s)} tokens a second beside "
+            f"this machine alone would be faster than the swarm: {amount(gain.alone_tokens_s)} tokens a second against "
             f"{amount(gain.swarm_tokens_s)}"
         )
         nexts.append("for speed alone, train here by itself (swarm quickstart); the swarm gains what it lacks")

@@ -217,7 +217,7 @@ def judge_memory(facts: MachineFacts) -> CheckResult:
         found=f"{size_text(facts.memory_free)} free of {size_text(facts.memory_total)}",
         facts={"free": facts.memory_free, "total": facts.memory_total},
     )
-    takes = f"a peer takes {size_text(PEER_MEMORY)} beside its part of the model"
+    takes = f"a peer takes {size_text(PEER_MEMORY)} besides its part of the model"
     remedy = "End other programs, or give the container more memory (docker run --memory)."
     if facts.memory_free < PEER_MEMORY:
         return base.fails(takes, check="free -h", next_=remedy)

@@ -118,7 +118,7 @@ class DoctorReport:
         if not invited:
             return f"nothing here keeps this machine from joining{but}. To try a run as well: swarm doctor INVITE"
         if not self.passed("reachable"):
-            return f"nothing failed, but not all was looked at in time: again with --timeout 60{but}"
+            return f"no check failed, but some did not end in time: add --timeout 60{but}"
         return f"this machine can join{but}"
 
     def document(self) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class SlowChecks:
             self._report.add(CheckResult(
                 name="imports", found="torch and hivemind take longer than there is time", level="warn",
                 cause="a cold or slow disk, or a busy machine: a peer starts as slowly",
-                next=f"the same again, with more time: {command_name()} doctor --timeout 60"))  # fmt: skip
+                next="repeat the command with more time: add --timeout 60"))  # fmt: skip
             return False
         except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is what was looked for
             self._report.add(CheckResult(
@@ -332,7 +332,7 @@ def _age_s(clock: Clock) -> float:
 
 def _late(name: str, found: str, level: Level = "warn") -> CheckResult:
     return CheckResult(name=name, found=found, level=level, cause="it did not end in the time there is",
-                       next=f"the same again, with more time: {command_name()} doctor --timeout 60")  # fmt: skip
+                       next="repeat the command with more time: add --timeout 60")  # fmt: skip
 
 
 def _no_device(name: str, error: RuntimeError) -> CheckResult:

@@ -130,8 +130,8 @@ def parse_invite(text: str) -> Invite:
     """
     text = "".join(text[: 2 * MAX_CHARACTERS].split()).strip(_AROUND)
     if not text:
-        raise ConfigError("INVITE", "", _ALLOWED, f"Did the command in $(…), or the variable, say anything? For "
-                          f"one in a file type - < FILE in its place. {NEW_INVITE}", why="it is empty")  # fmt: skip
+        raise ConfigError("INVITE", "", _ALLOWED, "Check that the command in $(…), or the variable, prints one. For "
+                          f"an invite in a file, type - < FILE. {NEW_INVITE}", why="it is empty")  # fmt: skip
     if len(text) > MAX_CHARACTERS:
         raise _bad(text, f"at most {MAX_CHARACTERS} characters", "it is longer")
     text = text[found.start() :] if (found := _ANY_PREFIX.search(text)) else text  # behind "swarm join", say

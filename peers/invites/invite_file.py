@@ -37,7 +37,7 @@ def qr_code(invite: str, columns: int) -> str:
     code = segno.make_qr(invite, error="l")
     if (needed := code.symbol_size(border=2)[0]) > columns:
         raise ConfigError("--qr", columns, f"a terminal of {needed} columns at least",
-                          "Make its letters smaller, and give the same again.", why=f"it has {columns}")  # fmt: skip
+                          "Make its letters smaller, and repeat the command.", why=f"it has {columns}")  # fmt: skip
     drawn = io.StringIO()
     code.terminal(drawn, border=2, compact=True)
     return drawn.getvalue()

@@ -169,7 +169,7 @@ class Foundation:
         ),
     ] = False
     name: Annotated[
-        str | None, Option(metavar="NAME", of=_FOUND, manifest="run.name", help="Call the run so, for people.")
+        str | None, Option(metavar="NAME", of=_FOUND, manifest="run.name", help="Name the run, for people.")
     ] = None
     steps: Annotated[
         int | None, Option(metavar="N", of=_FOUND, manifest="run.steps", help="End the run after N optimizer steps.")
@@ -258,12 +258,12 @@ class Foundation:
             metavar="N",
             of=_FOUND,
             manifest="run.seed",
-            help="Draw the initial weights from this seed, but for private ends.",
+            help="Draw the initial weights from this seed, except those of private ends.",
         ),
     ] = None
     tokenizer: Annotated[
         FilePath | None,
-        Option(metavar="FILE", of=_FOUND, help="Use this tokenizer.json.", default="beside RUN.toml, or a new one"),
+        Option(metavar="FILE", of=_FOUND, help="Use this tokenizer.json.", default="next to RUN.toml, or a new one"),
     ] = None
     text: Annotated[
         tuple[FilePath, ...],
@@ -335,5 +335,5 @@ class Installing:
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = MODEL_CONFIG
 
-    unit: Annotated[str, Option(metavar="NAME", of=_JOIN, help="Call the service so.")] = "swarm"
+    unit: Annotated[str, Option(metavar="NAME", of=_JOIN, help="Name the service.")] = "swarm"
     dry_run: Annotated[bool, Option(of=_JOIN, help="Print the unit, and install nothing.")] = False

@@ -24,7 +24,7 @@ class LocalOptions:
         Annotated[int, between(1, MOST_PEERS)] | None,
         Option(
             metavar="N", of=_LOCAL, default="4; with a RUN.toml its own",
-            help="Start N stage hosts. More than stages gives replicas. A bootstrap and trainers come beside them.",
+            help="Start N stage hosts, and a bootstrap and the trainers. More than stages gives replicas.",
         ),
     ] = None  # fmt: skip
     minutes: Annotated[

@@ -138,7 +138,7 @@ class PeerOptions:
         Option(
             metavar="NAME",
             of=_JOIN,
-            help="Call this peer so, for people.",
+            help="Name this peer, for people.",
             default="whom its invite is for, or two words made of its id",
         ),
     ] = None

@@ -170,8 +170,9 @@ def _of_environment() -> dict[str, Given]:
     given = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)}
     given = {name: value for name, value in given.items() if not name.startswith(FOR_TESTS)}
     if unknown := [name for name in given if name not in known and not _OF_A_SERVICE.fullmatch(name)]:
-        close = difflib.get_close_matches(unknown[0], settings, n=1)
-        meant = f"Did you mean {close[0]}? If not: " if close else ""
+        bare = [name.removeprefix(PREFIX) for name in settings]  # with it any two would be alike
+        close = difflib.get_close_matches(unknown[0].removeprefix(PREFIX), bare, n=1)
+        meant = f"Did you mean {PREFIX}{close[0]}? If not: " if close else ""
         allowed, why = f"one of {', '.join(sorted(settings))}", "there is no such setting"
         raise ConfigError(unknown[0], Hidden(), allowed, f"{meant}unset {' '.join(unknown)}", why=why)
     for variable, value in given.items():

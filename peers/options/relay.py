@@ -45,36 +45,36 @@ class RelayOptions:
         ),
     ] = ()  # fmt: skip
     slots: Annotated[
-        int, between(1, 4096), Option(metavar="N", of=_RELAY, help="Peers that are reached through it, at most.")
+        int, between(1, 4096), Option(metavar="N", of=_RELAY, help="Relay for at most this many peers.")
     ] = 128
     slots_per_host: Annotated[
         int,
         between(1, 4096),
-        Option(metavar="N", of=_RELAY, help="The same of one IP address, such as a home's or an institute's."),
+        Option(metavar="N", of=_RELAY, help="The most for one IP address, such as that of a home or an institute."),
     ] = 32
     circuits: Annotated[
-        int, between(1, 65536), Option(metavar="N", of=_RELAY, help="Connections passed on at a time, at most.")
+        int, between(1, 65536), Option(metavar="N", of=_RELAY, help="Pass on at most this many connections at a time.")
     ] = 256
     circuits_per_peer: Annotated[
-        int, between(1, 4096), Option(metavar="N", of=_RELAY, help="The same of one peer.")
+        int, between(1, 4096), Option(metavar="N", of=_RELAY, help="The most for one peer.")
     ] = 64
     stranger_circuits: Annotated[
         int,
         between(1, 65536),
-        Option(metavar="N", of=_RELAY, help="The same of peers that have no slot here, together."),
+        Option(metavar="N", of=_RELAY, help="The most for all peers together that have no slot here."),
     ] = 128
     rate: Annotated[
         Annotated[float, between(0.001, 1e6)] | None,
-        Option(metavar="MB/S", of=_RELAY, help="Megabytes a second passed on, at most.", default="no limit"),
+        Option(metavar="MB/S", of=_RELAY, help="Pass on at most so many megabytes a second.", default="no limit"),
     ] = None
     rate_per_peer: Annotated[
         Annotated[float, between(0.001, 1e6)] | None,
-        Option(metavar="MB/S", of=_RELAY, help="The same of one peer.", default="no limit"),
+        Option(metavar="MB/S", of=_RELAY, help="The most for one peer.", default="no limit"),
     ] = None
     stranger_rate: Annotated[
         float,
         between(0.001, 1e6),
-        Option(metavar="MB/S", of=_RELAY, help="The same of each connection with a peer that has no slot here."),
+        Option(metavar="MB/S", of=_RELAY, help="The most for each connection with a peer that has no slot here."),
     ] = 8.0
     name: Annotated[
         Name | None,

@@ -52,8 +52,8 @@ async def look_at_run(contacts: Contacts, clock: Clock, memory: float) -> LiveRu
                 return live_run(manifest, record, vitals, memory)
             if clock.monotonic() > ends:
                 raise CommandError(
-                    "nobody says where the run stands",
-                    check="has it begun? its founder's terminal says what it waits for",
+                    "no peer said at which step the run is",
+                    check="has the run begun? The founder's terminal says what it waits for",
                     next_=f"describe its peers in a file: {command_name()} plan MODEL --peers FILE",
                     exit_code=EXIT_UNREACHABLE,
                 )
@@ -69,9 +69,9 @@ def live_run(manifest: Manifest, record: CloseRecord, vitals: Mapping[PeerId, Vi
     known = [speed for speed in speeds.values() if speed is not None]
     if not known:
         raise CommandError(
-            "no member of the run has computed anything that was measured yet",
-            check=f"{command_name()} peers, beside one of them: does it compute?",
-            next_=f"the same command after a step or two, or {command_name()} plan MODEL --peers FILE",
+            "no speed is known: no member of the run has computed a step yet",
+            check=f"does a member compute? {command_name()} peers, on its machine",
+            next_=f"repeat the command after a step or two, or {command_name()} plan MODEL --peers FILE",
         )
     usual, links = median(known), record.links
     found: dict[tuple[int, ...], list[PeerClass]] = {}

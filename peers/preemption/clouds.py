@@ -93,7 +93,7 @@ class AwsSource:
         answer = await self._server.ask("/latest/api/token", {ttl: str(self.TOKEN_S)}, timeout_s=ANSWER_S, method="PUT")
         token, granted = answer.successful().body.decode("ascii", "replace").strip(), answer.header(ttl)
         if not _AWS_TOKEN.fullmatch(token) or not re.fullmatch(r"[0-9]{1,6}", granted):
-            raise SourceFailed("its session token is none of AWS's")
+            raise SourceFailed("its session token is not one of AWS")
         self._token, self._expires = token, asked + max(0.0, int(granted) - self.EARLY_S)
 
 

@@ -67,7 +67,7 @@ class HttpResponse:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(key) for key in first["loc"]) or "all of it"
-            raise SourceFailed(f"what it says cannot be understood: {where}: {first['msg']}") from None
+            raise SourceFailed(f"its answer has another form than expected: {where}: {first['msg']}") from None
 
     def now(self, otherwise: float) -> float:
         """The server's time when it answered, in seconds since the Unix epoch: what it says about times is meant by

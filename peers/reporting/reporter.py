@@ -108,7 +108,7 @@ class Reporting:
             self._waiting.put_nowait(None if isinstance(event, PeerStopped) else event)
         except queue.Full:
             if not self._full:
-                logger.warning("trackers do not keep up: figures of some steps are missing there")
+                logger.warning("trackers are too slow: they lack the figures of some steps")
             self._full = True
 
     def close(self) -> None:
@@ -157,4 +157,4 @@ def reporting_of(settings: PeerSettings, sink: EventSink, clock: Clock) -> Repor
 
 def _warn(name: str, error: Exception) -> None:
     said = harmless(without_secrets(f"{type(error).__name__}: {error}"))[:MAX_WORDS]
-    logger.warning("%s gets nothing more of this run, which goes on: %s", name, said)
+    logger.warning("stopped reporting to %s; the run goes on: %s", name, said)

@@ -190,7 +190,7 @@ def systemd_version(run: Systemctl) -> int:
         join = f"{command_name()} join --invite-file FILE --retry"
         said = reached.stderr.strip().splitlines()
         raise CommandError(
-            "no systemd of this user answers here", check=said[0] if said else "systemctl --user status",
+            "systemd does not answer for this user", check=said[0] if said else "systemctl --user status",
             next_=f"without it: nohup {join} > peer.log 2>&1 &   or in crontab -e: @reboot {join}",
         )  # fmt: skip
     return version
@@ -203,7 +203,7 @@ def install(options: PeerOptions, invite: str, files: ServiceFiles, run: Systemc
     version = systemd_version(run)
     if files.unit.exists():
         other = f"{command_name()} service uninstall --unit {files.unit.stem}, or another --unit"
-        raise CommandError(f"there is a service {files.unit.stem} already", check=str(files.unit), next_=other)
+        raise CommandError(f"the service {files.unit.stem} exists already", check=str(files.unit), next_=other)
     texts = {files.invite: (invite, 0o600), files.config: (config_text(options), 0o600),
              files.unit: (unit_text(options, files, version=version), 0o644)}  # fmt: skip
     try:
@@ -251,7 +251,7 @@ def service_status(files: ServiceFiles, run: Systemctl) -> Mapping[str, str]:
 
 def _check_there(files: ServiceFiles) -> None:
     if not files.unit.exists():
-        raise CommandError(f"there is no service {files.unit.stem}", check=f"{files.unit} is not there",
+        raise CommandError(f"the service {files.unit.stem} does not exist", check=f"ls {files.unit}",
                            next_=f"{command_name()} service install INVITE")  # fmt: skip
 
 

@@ -214,7 +214,7 @@ def _work(told: ScenarioFile, manifest: Manifest) -> tuple[Workload, tuple[int, 
 def _check(told: ScenarioFile, stages: int, hosts: int, trainers: int, fidelity: Fidelity) -> None:
     if hosts < stages:
         remedy = "Raise count of a class, or lower stages or train."
-        raise ConfigError("peers.count", hosts, f"at least {stages} peers beside trainers, one for each stage", remedy)
+        raise ConfigError("peers.count", hosts, f"at least {stages} peers besides trainers, one for each stage", remedy)
     if trainers < 1:
         raise ConfigError("peers.train", 0, "at least one trainer in a class", "Add train = 1 to one of [[peers]].")
     if wrong := next((entry.stage for entry in told.peers if entry.stage is not None and entry.stage >= stages), None):

@@ -180,7 +180,7 @@ class VoteFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, ValidationError, msgpack.exceptions.UnpackException) as error:
-            logger.warning("%s is not a vote that was given here, and is passed over: %s", self._path, error)
+            logger.warning("ignored %s: it is no vote of this peer: %s", self._path, error)
             return None
 
     def written_elsewhere(self) -> bool:

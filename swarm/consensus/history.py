@@ -184,7 +184,9 @@ class History:
                 self._write_one(path, self._unwritten[0])
                 self._unwritten.popleft()
         except OSError as error:
-            logger.error("%s does not take the record of step %d: %s", path, self._unwritten[0].line.record.step, error)
+            logger.error(
+                "cannot write to %s the record of step %d: %s", path, self._unwritten[0].line.record.step, error
+            )
             return error.strerror or str(error)
         return ""
 
@@ -216,7 +218,7 @@ def _run_in(path: Path) -> str | None:
     except (OSError, StateError) as error:
         raise ConfigError("home", str(path.parent), f"a home whose history can be read; {error}", remedy) from error
     if torn:
-        logger.warning("%s ends with half a record, during which the machine or the peer went down: left out", path)
+        logger.warning("ignored the half record at the end of %s: the peer stopped while it wrote it", path)
     return None if first is None else first.record.run
 
 

@@ -100,9 +100,9 @@ class AdmissionService:
         if not self._reason:
             await self._expelled.wait()
         raise RunEnded(
-            f"this peer takes part no more: {self._reason}",
+            f"this peer was removed from the run: {self._reason}",
             Ending.MISUSED,
-            check="did an issuer of the run mean this peer? Ask who invited it.",
+            check="did an issuer mean this peer? Ask the one who invited it.",
             remedy="With a new invite it can join again.",
         )
 

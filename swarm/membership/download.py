@@ -137,10 +137,10 @@ async def _read_from_files(around: PeerContext, record: CloseRecord, part: Train
     try:
         same = await around.device.run(read)
     except StateError as error:
-        logger.warning("%s is downloaded: %s", name, error)
+        logger.warning("downloads %s: its files cannot be used: %s", name, error)
         return False
     if not same:
-        logger.warning("%s is downloaded: the files in %s have other weights", name, around.files.directory)
+        logger.warning("downloads %s: the files in %s have other weights", name, around.files.directory)
         return False
     seconds, me = around.clock.monotonic() - began, around.endpoint.peer
     around.events.emit(StateDownloaded(part=name, step=0, donor=me, bytes_received=0, seconds=seconds, donors=(me,)))

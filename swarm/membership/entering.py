@@ -153,7 +153,7 @@ class Entering:
         known, others = at.forking.helpers(at.head)
         if not others:
             raise RunEnded(
-                f"the run went on without this peer, which knows of nobody else in it: {reason}", Ending.UNREACHABLE
+                f"the run went on without this peer, and it knows no other member: {reason}", Ending.UNREACHABLE
             )
         self._run.situation.wait_for(f"a member that can help to come back: {reason}")
         await self._joining.again(self._holding.part, known)

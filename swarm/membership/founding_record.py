@@ -203,7 +203,7 @@ async def _accepted_by_all(
         if calls.me in failed:
             raise failed[calls.me]
         reason = "; ".join(f"{record.members[p].name} ({p}): {error.reason}" for p, error in failed.items())
-        logger.warning("the founding record is not accepted by %s", reason)
+        logger.warning("these did not accept the founding record: %s", reason)
         patience.waiting(f"all to accept the first record, which is not accepted by {reason}")
         if patience.seconds is not None and patience.clock.monotonic() - began > patience.seconds:
             raise RunEnded(f"the run cannot start: after {patience.seconds:.0f} s {reason}", Ending.UNREACHABLE)

@@ -176,8 +176,8 @@ class Joining:
                 logger.info("%s does not show what the newest record is: %s", peer, error)
                 failures.append(error)
         if not failures:
-            raise RunEnded("nobody is known who could show what the newest record is", Ending.UNREACHABLE)
-        raise Unreachable(f"nobody shows what the newest record is: {failures[0]}")
+            raise RunEnded("this peer knows no member that could show the newest record", Ending.UNREACHABLE)
+        raise Unreachable(f"no member shows the newest record: {failures[0]}")
 
     def _witnesses(self, known: CloseRecord | None) -> list[PeerId]:
         """The others of the roster that we know, in an order of our own, those that are believed gone last."""
@@ -199,7 +199,7 @@ class Joining:
         if head.step >= last and not self._at.names(head):
             raise RunEnded(f"the run is over: its last step, {last}, is closed", Ending.DONE)
         if self._around.endpoint.peer not in head.members and head.step + 1 >= last:
-            raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", Ending.FAILED)
+            raise RunEnded(f"only the last step, {last}, of the run is left: no peer can join with it", Ending.FAILED)
 
     def _placed(self, head: CloseRecord) -> bool:
         """Return whether this peer keeps its place: it has to start over, or was moved there and has nothing of it
@@ -220,7 +220,7 @@ class Joining:
         if clock.monotonic() >= self._listen_at:
             if await self._around.watch.twin(head.members.peers):
                 raise RunEnded(
-                    "this peer's identity takes part in the run already",
+                    "a peer with this identity is in the run already",
                     Ending.FAILED,
                     check="does another process use the same identity, here or on another machine?",
                     remedy="Join from another place.",
@@ -371,7 +371,7 @@ class Joining:
         self._check_place(head)
         me = around.endpoint.peer
         if self._run.exit.asked:  # what was asked before has been decided: no record names us
-            raise RunEnded("it left before it took part", self._run.exit.ending)
+            raise RunEnded("this peer left before it took part", self._run.exit.ending)
         member = Listed(
             peer=me,
             role=self._run.settings.role,

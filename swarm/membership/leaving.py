@@ -100,11 +100,13 @@ class Leaving:
         and while it would first have to be let in again."""
         await self._exit.told.wait()
         if not self._at.is_member and not self._exit.admitted.is_set():
-            raise RunEnded("it left before it took part", self._exit.ending)
+            raise RunEnded("this peer left before it took part", self._exit.ending)
         patience = ExponentialBackoff(0.2)
         while not (self._at.departed or self._at.over):
             if self._at.cut_off:
-                raise RunEnded(f"it left while the run went on without it: {self._at.cut_off}", self._exit.ending)
+                raise RunEnded(
+                    f"this peer left while the run went on without it: {self._at.cut_off}", self._exit.ending
+                )
             await self._at.wait_member()
             step, term, ends = self._at.open_step, self._at.term, self._agrees()
             if not await self._ask_leader(step, ends=ends):

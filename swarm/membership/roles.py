@@ -315,7 +315,7 @@ async def insist_on_being_reached(around: PeerContext, through: Sequence[PeerId]
     problem = await around.be_reachable(through)
     if problem:
         raise RunEnded(
-            f"others cannot call this peer: {problem}",
+            f"other peers cannot connect to this one: {problem}",
             Ending.UNREACHABLE,
             check=Advice.PORT,
             remedy=Advice.RELAY,

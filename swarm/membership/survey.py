@@ -54,7 +54,7 @@ class FirstContact:
             if not problem and self._last is not None:
                 return self._last
             if self._clock.monotonic() - began >= AWAY_S:
-                raise self.gone(f"{problem}; asked again and again for {AWAY_S / 3600:g} hours")
+                raise self.gone(f"{problem}; no answer for {AWAY_S / 3600:g} hours")
             waiting(f"{self._awaited()} to say where the run stands: {problem}; {GOES_ON}")
             await self._clock.sleep(pauses.pause_s())
 

@@ -139,7 +139,7 @@ def trusted_kernel() -> native.Kernel | None:
     """Return the kernel in C, if set-up compiled one and its bits are those of the operations below; tried once."""
     kernel = native.load(native.library())
     if kernel is not None and not gives_the_same_bits(kernel):
-        logger.warning("the optimizer step in C rounds otherwise than torch on this machine: it is not used")
+        logger.warning("did not use the optimizer step in C: it rounds otherwise than torch on this machine")
         return None
     return kernel
 

@@ -66,7 +66,7 @@ def build(directory: Path = SOURCE.parent) -> Path | None:
             made.replace(target)
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        logger.warning("the optimizer step in C could not be compiled, the slower path is taken: %s", said[-500:])
+        logger.warning("use the slower optimizer step: the one in C was not compiled: %s", said[-500:])
         return None
     for other in directory.glob(f"_adamw-*{SUFFIX}"):
         if other != target:
@@ -81,7 +81,7 @@ def load(path: Path) -> Kernel | None:
     try:
         function = ctypes.CDLL(str(path)).swarm_adamw
     except (OSError, AttributeError) as error:
-        logger.warning("%s cannot be used, the slower path is taken: %s", path, error)
+        logger.warning("use the slower optimizer step: %s cannot be loaded: %s", path, error)
         return None
     function.restype = None
     function.argtypes = [ctypes.c_size_t, *[ctypes.c_void_p] * 8]

@@ -70,7 +70,7 @@ def awaited_others(roster: Roster, differing: Collection[PeerId]) -> str:
     """Return what a leader waits for where of a part only these are there, who differ from what most held; "" for
     none."""
     named = ", ".join(f"{roster[peer].name or peer} of {roster[peer].part}" for peer in differing)
-    return f"another replica beside {named}, which holds other numbers than most did" if named else ""
+    return f"another replica besides {named}, which holds other numbers than most did" if named else ""
 
 
 def awaited_holders(

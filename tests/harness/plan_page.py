@@ -25,8 +25,8 @@ HEAD = """# What it takes to train a model
 Made of [plans.toml](plans.toml) by `python -m tests.harness.plan_page`: do not edit it. `swarm plan --table FILE` makes
 such a table of your models, machines, links and prices.
 
-The pace is foretold with all machines there, by [a model](engineer/costs.md) that knows nothing of what a step costs
-beside computing and sending: of small models it promises too much. *Measured* is from the
+The pace is predicted with all machines there, by [a model](engineer/costs.md) that knows nothing of what a step costs
+besides computing and sending: of small models it promises too much. *Measured* is from the
 [log](engineer/benchmarks.md#the-log); – where nothing was. *Stages* is their number, and replicas of each. *One alone*
 is one such machine with the whole model, without a swarm; – where its memory does not hold it. Hours and cost are of
 all tokens: 20 a parameter, of 4M those of the run that was measured, which had two stages. Prices are assumed.

@@ -183,7 +183,7 @@ def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Path) -> 
             assert [record["step"] for record in own] == list(range(own[0]["step"], own[-1]["step"] + 1))
             assert isinstance(peer.outcome, str), (name, peer.outcome)
         elif peer not in churn.killed:
-            assert "nobody joins with that one" in str(_leaf(peer.outcome)), (name, peer.outcome)
+            assert "no peer can join with it" in str(_leaf(peer.outcome)), (name, peer.outcome)
     assert all(peer.task is not None and peer.task.done() for peer in swarm.peers.values())
 
 
@@ -341,7 +341,7 @@ def test_order_to_leave_while_it_observes_ends_a_joiner_at_once_and_the_run_does
         await ended(peer)
         error = _leaf(peer.outcome)
         assert isinstance(error, RunEnded)
-        assert (str(error), error.ending) == ("it left before it took part", Ending.DRAINED)
+        assert (str(error), error.ending) == ("this peer left before it took part", Ending.DRAINED)
 
     run_world(train(swarm, story))
     check_history(swarm.history(), 0, 20)

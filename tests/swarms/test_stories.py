@@ -82,8 +82,8 @@ def check_whole(play: Play) -> None:
 
 
 ENDS: Mapping[str, Mapping[str, str]] = {
-    "kill-server": {"host-2": "nobody joins with that one"},
-    "twin": {"host-1-again-1": "takes part in the run already"},
+    "kill-server": {"host-2": "no peer can join with it"},
+    "twin": {"host-1-again-1": "is in the run already"},
     "leave-host": {"host-1": "it left in order after step 2"},
     "leave-trainer": {"trainer-1": "it left in order after step 2"},
     "leave-founder": {"bootstrap": "it left in order after step 2"},

@@ -131,7 +131,7 @@ class _Watch:
                 if tensors:
                     self.given.add(key)
                 if any(tensor.requires_grad for tensor in tensors):
-                    why = f"layer {number} is given {key} beside the hidden state, and it depends on the text"
+                    why = f"layer {number} is given {key} with the hidden state, and it depends on the text"
                     raise NotSeparable(self.model, why)
 
         return hook

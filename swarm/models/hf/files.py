@@ -88,7 +88,7 @@ def weight_files(directory: Path) -> list[Path]:
     except (ValueError, KeyError, AttributeError, TypeError):
         raise _broken(index, "is no index of safetensors") from None
     if len(names) > MAX_FILES or any(not isinstance(n, str) or Path(n).name != n for n in names):
-        raise _broken(index, "names files that are not beside it, or too many")
+        raise _broken(index, "names files that are not next to it, or too many")
     if missing := [name for name in names if not (directory / name).is_file()]:
         raise _broken(directory, f"lacks {missing[0]}, which {INDEX} names")
     return [directory / name for name in names]

@@ -33,8 +33,8 @@ ARCHITECTURES = frozenset({
 """``model_type`` of configs that may be built. All of them were tried: a part of them gives the bits of the whole."""
 
 REFUSED: Mapping[str, str] = {
-    "gemma3n_text": "its layers are given, beside the hidden state, what depends on the text",
-    "gemma4_text": "its layers are given, beside the hidden state, what depends on the text",
+    "gemma3n_text": "its layers are given, with the hidden state, what depends on the text",
+    "gemma4_text": "its layers are given, with the hidden state, what depends on the text",
     "rwkv": "it changes its own weights when it computes without training",
     "zamba2": "its layers share weights",
 }

@@ -269,7 +269,7 @@ def _bound_by(pid: int) -> set[_Bound]:
     try:
         found = psutil.Process(pid).net_connections("inet")
     except (psutil.Error, OSError) as error:
-        logger.warning("the ports of p2pd could not be found out (%s): it may listen elsewhere later", error)
+        logger.warning("cannot find the ports of p2pd (%s): it may listen at others after a restart", error)
         return set()
     return {
         (udp, str(ip_address(each.laddr.ip)), each.laddr.port)

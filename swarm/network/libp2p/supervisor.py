@@ -163,7 +163,7 @@ class Supervisor:
                 await self._replace(p2p, mending, pin=attempts <= _PINNED_ATTEMPTS)
             except (SwarmError, OSError) as error:
                 problem = str(error)
-                logger.warning("p2pd could not be started again: %s", problem)
+                logger.warning("cannot start p2pd again: %s", problem)
             else:
                 return attempts
         self._last_words = f"our libp2p daemon died {self._restarts.said}, the last time: {problem}"
@@ -208,7 +208,7 @@ class AttachedDaemon:
 
 def _report(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("not all was restored after a death of p2pd", exc_info=error)
+        logger.error("did not restore all connections after p2pd died", exc_info=error)
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:

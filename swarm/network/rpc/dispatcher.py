@@ -96,7 +96,7 @@ class Dispatcher:
         admitted = Admitted(method, None, envelope.remaining_s, envelope.max_reply_bytes, payload_bytes)
         if len(envelope.body) > self._limits.body_bytes_on_loop:
             if payload_bytes:
-                raise Violation(f"a body of {len(envelope.body)} bytes beside a payload")
+                raise Violation(f"a body of {len(envelope.body)} bytes with a payload")
             admitted.packed = envelope.body
         else:
             body = _decoded(method, envelope.body)

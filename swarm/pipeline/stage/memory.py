@@ -47,7 +47,13 @@ class MemoryRelief:
         part = stage_part(self._settings.stage)
         event = GraphsDropped(step=self._table.step, part=part, device=str(device), graphs=dropped, reason=why)
         self._context.events.emit(event)
-        logger.warning("step %d: %s has no memory left, %d graphs dropped: %s", event.step, device, dropped, why)
+        logger.warning(
+            "step %d: %s is out of memory; dropped %d graphs, which are computed again: %s",
+            event.step,
+            device,
+            dropped,
+            why,
+        )
         self._alone = 0 if dropped or not alone else self._alone + 1
         if self._alone >= MOST_ALONE:
             return PeerError(f"{device} has no memory for it, though no other microbatch is held there: {why}")

@@ -396,8 +396,8 @@ class Trainer:
         self._own_failures += isinstance(poison, OwnFailure)
         if self._own_failures >= OWN_FAILURES:
             raise StateError(
-                f"{self._own_failures} microbatches one after the other cannot be computed here; the last: {poison}. "
-                "Check this machine's device and memory; then join again: the shard goes on where it was."
+                f"{self._own_failures} microbatches in a row failed on this machine; the last: {poison}. "
+                "Check its device and memory, then join again: the shard goes on where it was."
             ) from poison
 
     def _came_home(self, row: IssuedMicrobatch, finished: FinishedJourney, returned_s: float) -> None:

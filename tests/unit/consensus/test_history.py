@@ -292,7 +292,7 @@ def test_history_cut_anywhere_is_a_prefix_of_the_chain_and_is_taken_over(
         with caplog.at_level(logging.WARNING):
             caplog.clear()
             again = History(path, RUN)
-        assert ("half a record" in caplog.text) is reader.torn
+        assert ("half record" in caplog.text) is reader.torn
         again.begin(TWO)
         again.append(THREE)
         assert steps(path) == [2, 3]

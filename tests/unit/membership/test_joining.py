@@ -334,7 +334,7 @@ async def test_joiner_asks_no_liar_again(world: World) -> None:
 
 async def test_joiner_that_comes_with_the_last_step_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, steps=3)
-    with pytest.raises(RunEnded, match="nobody joins with that one"):
+    with pytest.raises(RunEnded, match="no peer can join with it"):
         await world.joining.run(CONTACT)
     assert (world.downloads, world.admissions) == ([], [])
 
@@ -372,7 +372,7 @@ async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_
 async def test_joiner_waits_for_the_run_to_miss_its_former_self_and_listens_for_another_meanwhile(world: World) -> None:
     world.run.close(NAMED)
     world.heard = [False, False, True]
-    with pytest.raises(RunEnded, match="takes part in the run already"):
+    with pytest.raises(RunEnded, match="is in the run already"):
         await world.joining.run(CONTACT)
     assert 2 * LISTEN_EVERY_S <= world.clock.now < 3 * LISTEN_EVERY_S
     assert world.downloads == []
@@ -441,7 +441,7 @@ async def test_joiner_whose_contact_does_not_answer_says_so(world: World) -> Non
         raise Unreachable("no such peer", peer=CONTACT)
 
     world.behave[CONTACT] = silent
-    with pytest.raises(RunEnded, match="nobody shows what the newest record is.*no such peer"):
+    with pytest.raises(RunEnded, match="no member shows the newest record.*no such peer"):
         await world.joining.run(CONTACT)
 
 

@@ -101,7 +101,7 @@ def test_those_whose_documents_leak_are_known_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("gemma3n_text", "beside the hidden state, and it depends"), ("zamba2", "share weights")]
+    ("name", "words"), [("gemma3n_text", "with the hidden state, and it depends"), ("zamba2", "share weights")]
 )
 def test_model_whose_layers_cannot_be_parted_is_found_out_without_a_list_of_names(name: str, words: str) -> None:
     from swarm.models.hf.anatomy import NotSeparable, find_anatomy

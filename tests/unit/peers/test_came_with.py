@@ -155,7 +155,7 @@ def test_merging_of_copied_parts_says_how_the_weights_beside_adapters_are_made(
     assert swarm(["ckpt", "pull", "--from", str(directory.root), *home]) == 0
     gathered = next((tmp_path / "here" / "runs").iterdir())
     said = capsys.readouterr().err
-    assert "nobody has the weights beside those of stage-0, stage-1 and ends, which --merge needs" in said
+    assert "nobody has the frozen weights of stage-0, stage-1 and ends, which --merge needs" in said
     assert f"ckpt frozen --run {gathered} --add DIR, DIR being the model's directory (the run calls it 'mine')" in said
     merging = ["export", "--out", str(tmp_path / "model"), "--merge", "--from", str(directory.root), *home]
     assert swarm(merging) == 1

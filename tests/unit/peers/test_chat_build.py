@@ -218,5 +218,5 @@ def test_options_that_say_how_to_read_data_need_data() -> None:
         {"data_allow_bad": True},
     )
     for options in (PeerOptions(**one) for one in needing):
-        with pytest.raises(ConfigError, match="that there is --data"):
+        with pytest.raises(ConfigError, match="only together with --data"):
             data_given(options)

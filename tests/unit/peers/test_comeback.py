@@ -483,7 +483,7 @@ def test_run_is_not_founded_in_another_home_with_the_file_of_its_founding(
     said = capsys.readouterr().err
     named = {"beside checkpoints": f"new --resume {file.parent}", "copied": "where it was founded, to come back to it"}
     back = named.get(kept, f"new {file} --home {home}")
-    assert "two runs of one id" in said
+    assert "two runs with one id" in said
     assert back in said
     assert not killed.started
     assert run(["new", str(file), "--name", "again", "--home", other]) == EXIT_OK

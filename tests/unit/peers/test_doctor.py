@@ -253,7 +253,7 @@ def test_doctor_report_has_the_exit_code_and_the_last_word() -> None:
     assert (report.exit_code, len(shown)) == (EXIT_OK, 1)
     assert "--quick" in report.verdict(quick=True, invited=True)
     assert "swarm doctor INVITE" in report.verdict(quick=False, invited=False)
-    assert "not all was looked at" in report.verdict(quick=False, invited=True)
+    assert "some did not end in time" in report.verdict(quick=False, invited=True)
     report.add(CheckResult(name="reachable", found="direct"))
     assert report.verdict(quick=False, invited=True) == "this machine can join; for memory see above"
     report.add(CheckResult(name="port", found="taken").fails("taken"))

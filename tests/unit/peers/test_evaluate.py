@@ -48,7 +48,7 @@ def test_checkpoint_newest_torn_is_passed_over_aloud(run: RunDirectory) -> None:
 
 def test_checkpoint_asked_for_by_step_and_torn_names_the_file_and_the_remedy(run: RunDirectory) -> None:
     torn = _tear(run, 3)
-    with pytest.raises(StateError, match="Use the step before, or get what is damaged") as caught:
+    with pytest.raises(StateError, match="Use the step before it, or copy the damaged file") as caught:
         load_checkpoint(run, 3)
     assert str(torn) in str(caught.value)
 

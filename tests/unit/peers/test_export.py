@@ -215,7 +215,7 @@ def test_export_holds_one_part_at_a_time_and_needs_no_transformers(
 
 @pytest.mark.parametrize(
     ("there", "why"),
-    [("full", "it holds notes.txt"), ("file", "it is a file"), ("below", "or below one"), ("link", "leads nowhere")],
+    [("full", "it holds notes.txt"), ("file", "it is a file"), ("below", "or below one"), ("link", "a broken link")],
 )
 def test_export_to_what_is_in_use_is_refused_and_leaves_it(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], there: str, why: str

@@ -91,4 +91,4 @@ def test_new_with_the_invite_of_another_home_founds_nothing(tmp_path: Path, caps
     write_invite(file, founded(tmp_path / "home").text())
     code = run(["new", "--preset", "tiny", "--home", str(tmp_path / "other"), "--invite-file", str(file)])
     assert code == EXIT_USAGE
-    assert "a run that this home does not know" in capsys.readouterr().err
+    assert "which this home did not found" in capsys.readouterr().err

@@ -208,9 +208,7 @@ def test_a_tracker_that_fails_costs_one_line_without_keys_and_the_others_go_on(
     sink = told("wandb,tensorboard", tmp_path, *EVENTS, closed(2))
     assert sink.events == [*EVENTS, closed(2), STOPPED]
     (line,) = [record.getMessage() for record in caplog.records if record.name == reporter.__name__]
-    assert line.startswith(
-        "wandb gets nothing more of this run, which goes on: RuntimeError: no entry for (WANDB_API_KEY)"
-    )
+    assert line.startswith("stopped reporting to wandb; the run goes on: RuntimeError: no entry for (WANDB_API_KEY)")
     assert "pass" not in line
     assert "\x1b" not in line
     assert "\n" not in line
@@ -241,7 +239,7 @@ def test_a_tracker_that_stands_still_holds_nobody_up(
     reporting.close()
     assert len(sink.events) == 10
     assert [record.getMessage() for record in caplog.records] == [
-        "trackers do not keep up: figures of some steps are missing there"
+        "trackers are too slow: they lack the figures of some steps"
     ]
     go_on.set()
     reporting._waiting.get()  # room for the end
@@ -334,7 +332,7 @@ def test_no_key_of_the_environment_is_in_what_a_peer_writes(
     (tmp_path / "said.txt").write_text("\n".join([repr(options), repr(settings), caplog.text]))
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {path.name for path in written} >= {"events.jsonl", "settings.json", "run.toml", "said.txt"}
-    assert "wandb gets nothing more" in (tmp_path / "said.txt").read_text()
+    assert "stopped reporting to wandb" in (tmp_path / "said.txt").read_text()
     assert not [path for path in written if KEY.encode() in path.read_bytes()]
     told_of = [repr(given) + repr(named) for name, given, named in libraries]
     assert not [one for one in told_of if KEY in one], "a library finds its own key"

@@ -48,7 +48,7 @@ def files(directory: RunDirectory) -> list[str]:
 
 def test_a_file_of_somebody_elses_is_not_written_over(run: KeptRun, tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("mine")
-    with pytest.raises(StateError, match="LICENSE: it is none of the run's, and stays"):
+    with pytest.raises(StateError, match="LICENSE: this file is not the run's, and was not changed"):
         keep(run, tmp_path)
     assert (tmp_path / "LICENSE").read_text() == "mine"
 

@@ -391,7 +391,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_terminal_names_what_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert swarm(["top"]) == 2
     told = capsys.readouterr().err
-    assert "this is none" in told
+    assert "needs a terminal" in told
     assert "top --once for text" in told
     assert "dashboard for a browser" in told
 

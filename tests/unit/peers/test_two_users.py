@@ -140,4 +140,4 @@ def test_command_does_not_believe_a_socket_of_another_user(home: Path) -> None:
         listener.listen()  # whose socket it is is who listens
         os.seteuid(0)
         said = as_user(MINE, lambda: refused(lambda: ask(path, "status", who="it", timeout_s=0.2)))
-    assert f"what answers for it is not this user's (uid {OTHER})" in said
+    assert f"a process of another user (uid {OTHER}) answers in place of it" in said

@@ -84,7 +84,7 @@ def test_checkpoint_damaged_is_passed_over_with_a_reason(tmp_path: Path, damage:
         os.truncate(path, 20)
     assert str(path) in (flaw(tmp_path, 2) or "")
     assert latest(tmp_path) == 1
-    with pytest.raises(StateError, match="Use the step before, or get what is damaged"):
+    with pytest.raises(StateError, match="Use the step before it, or copy the damaged file"):
         load_weights(tmp_path, 2)
 
 

@@ -186,7 +186,7 @@ async def test_replica_that_differs_decides_nothing_alone_before_others_had_time
     await asyncio.sleep(10 * LOST_PART_S)
     assert here.events.of(DigestMismatch)
     assert not here.asked(PROPOSE)
-    assert "another replica beside b of stage-0, which holds other numbers than most did" in here.waited
+    assert "another replica besides b of stage-0, which holds other numbers than most did" in here.waited
     del here.puppets[A].instead[RECONCILE]
     if back:
         here.liveness.find(A)

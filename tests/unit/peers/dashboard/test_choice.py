@@ -112,7 +112,7 @@ def test_directory_without_a_run_is_refused_with_what_is_in_it() -> None:
 
 def test_peer_that_was_in_no_run_yet_is_no_run() -> None:
     take_place(Path("home"), "new", clock=HandClock(1000.0)).close()
-    assert "has been in no run yet" in str(refused("new"))
+    assert "has not joined a run yet" in str(refused("new"))
 
 
 def test_name_that_two_peers_have_is_refused_with_both() -> None:
