@@ -4,7 +4,7 @@ other replicas of the stage, who computed it again. Pure.
 Who checks is nobody's choice: all other replicas of the stage, or those that the record before draws where they are
 many. Their word is about one hop of the open step. So nobody is called a liar by one other, nor by a leader.
 
-The record of the step carries what was found, and says until when whoever is proven wrong is barred from the run.
+The record of the step carries what was found, and says until when a member that is proven wrong is barred from the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_AUDITORS = 6
 MAX_FAULTS, FAULT_BYTES = 8, 1500
 """So many faults go into one record, and the most that one takes there."""
 FIRST_BAR, MOST_DOUBLINGS = 256, 20
-"""For so many steps whoever is proven wrong is barred, and how often that is doubled."""
+"""For so many steps a member that is proven wrong is barred, and how often that is doubled."""
 CONTRADICTIONS = 2
 """In so many steps a replica must call wrong what most find right, to be barred for it."""
 

@@ -66,7 +66,7 @@ def fault_of(swarm: SimSwarm, at: JourneyKey, one: Contribution, receipt: Signed
 @contextlib.contextmanager
 def accuses(swarm: SimSwarm, words: Words = lambda number: True, *, leads: bool = False) -> Iterator[list[PeerId]]:
     """Have a trainer hand its leader a fault before it reports the first microbatch of a step, or (``leads``) the first
-    one through whoever leads a step; yields the accused."""
+    one through the leader of a step; yields the accused."""
     honest, accused = RemoteLeader.complete, list[PeerId]()
 
     async def complete(leader: RemoteLeader, step: int, one: Contribution, receipts: tuple[SignedReceipt, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What proves a replica wrong, and for how long whoever is proven wrong is barred."""
+"""What proves a replica wrong, and for how long a member that is proven wrong is barred."""
 
 from __future__ import annotations
 
