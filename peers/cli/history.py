@@ -29,6 +29,9 @@ def history(
     ] = None,
     last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="Show only the newest N.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check hashes, signatures, counts and cursors.")] = False,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Show who was proven wrong, and the evidence, verified anew.")
+    ] = False,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +41,8 @@ def history(
     leader, and the peers that came and went.
 
     --verify checks that every record follows the one before and is signed by a majority of the voters, that cursors
-    never go back, and that no microbatch is committed twice. It exits with 1, naming the first record that fails.
+    never go back, that no microbatch is committed twice, and that whom it bars it proves wrong. It exits with 1, naming
+    the first record that fails.
 
     Example: swarm history --last 20 --verify
     """
@@ -53,7 +57,7 @@ def history(
     if as_json:
         print(json.dumps({"schema": SCHEMA, **document(told)}))
     elif told.records:
-        print("\n".join(lines(told)))
+        print("\n".join(lines(told, faults=faults)))
     sys.stdout.flush()
     if told.broken:
         print_error(told.broken, check="what other peers of the run keep: the longest history that holds is the run's",

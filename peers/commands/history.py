@@ -17,10 +17,13 @@ from peers.commands.history_source import HistorySource
 from peers.commands.history_verify import ChainCheck
 from peers.commands.status_text import table
 from peers.console.words import another_path, codecs_text, count, listed
+from swarm.consensus.faults import Fault, check_fault, newly_barred
 from swarm.consensus.history import HistoryLine, HistoryReader, earlier
+from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, owner
-from swarm.errors import ConfigError, StateError
+from swarm.errors import ConfigError, Refused, StateError, Violation
 from swarm.ids import PeerId
+from swarm.security import signing
 
 HEAD = ("step", "term", "loss", "tokens", "microbatches", "members", "leader", "hash", "changes")
 SHOWN_NAMES = 8
@@ -43,6 +46,21 @@ class LeftOutSum:
     peer: Named
     tokens: int
     by: tuple[Named, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultShown:
+    """One fault that a record carries: who did a microbatch at a ``stage``, who computed it again and found that wrong,
+    or right, and whom that proves wrong, with the step until which each is barred (0: not yet). ``proof`` is what is
+    wrong with the signatures, "" where all hold, None where the roster before is not known."""
+
+    accused: Named
+    microbatch: str
+    stage: int
+    wrong_say: tuple[Named, ...]
+    right_say: tuple[Named, ...]
+    barred: tuple[tuple[Named, int], ...]
+    proof: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +104,7 @@ class Row:
     codecs_changed: bool = False
     repeats: int = 0
     left_out: tuple[LeftOutSum, ...] = ()
+    faults: tuple[FaultShown, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
@@ -133,7 +152,43 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
             LeftOutSum(_named([peer], known)[0], tokens, _named(by, known))
             for peer, (tokens, by) in record.called_far.items()
         ),
+        faults=tuple(_fault(record, one, before) for one in record.faults),
     )
+
+
+def _fault(record: CloseRecord, fault: Fault, before: Roster | None) -> FaultShown:
+    """Return what is shown of a fault, verified anew. Cost: 0.1 ms a signature."""
+    known, found, proof = before or Roster(()), tuple[PeerId, ...](), None
+    if before is not None:
+        try:
+            found, proof = check_fault(record.run, before, record.step, record.previous, fault, signing.verify), ""
+        except (Refused, Violation) as refused:
+            proof = refused.reason
+    until = {peer: record.barred[peer].until for peer in newly_barred(record.barred, record.step).intersection(found)}
+    return FaultShown(
+        accused=_named([PeerId(fault.accused)], known)[0],
+        microbatch=str(fault.microbatch),
+        stage=fault.hop,
+        wrong_say=_named(fault.said(wrong=True), known),
+        right_say=_named(fault.said(wrong=False), known),
+        barred=tuple((one, until.get(PeerId(one.peer), 0)) for one in _named(found, known)),
+        proof=proof,
+    )
+
+
+def fault_lines(rows: Iterable[Row]) -> list[str]:
+    """Return a line for each fault of these records: who did what, who says so, and what came of it."""
+    return [f"step {row.step}: {_fault_text(one)}" for row in rows for one in row.faults] or ["no fault is recorded"]
+
+
+def _fault_text(one: FaultShown) -> str:
+    said = [
+        f"{_listed(who)} found it {what}" for what, who in (("wrong", one.wrong_say), ("right", one.right_say)) if who
+    ]
+    proof = "not verified: the roster before is not here" if one.proof is None else "all signatures verified"
+    proof = f"it proves nothing: {one.proof}" if one.proof else proof
+    out = [f"{who.name} barred until step {until}" if until else f"{who.name} noted" for who, until in one.barred]
+    return "; ".join([f"stage {one.stage} of {one.microbatch} by {one.accused.name}", *said, proof, *out])
 
 
 def row_lines(rows: Sequence[Row]) -> list[str]:
@@ -170,6 +225,8 @@ def _changes(row: Row) -> Iterable[str]:
         yield "a majority agrees with what was provisional before it"
     if row.aside:
         yield f"{row.aside} microbatch{'es' * (row.aside > 1)} set aside"
+    for one in row.faults:
+        yield f"proven wrong: {_listed([who for who, _ in one.barred]) or one.accused.name}"
     for far in row.left_out:
         yield f"{count(far.tokens, 'token')} of {far.peer.name} left out, as {_listed(far.by)} said"
     if row.term != row.proposed:
@@ -218,7 +275,7 @@ def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAns
     ``verify`` 0.1 ms for each signature, also of what lies next to it from before the run went back. Raises ConfigError
     for a file that cannot be opened or has no record; what is wrong with a record is in the answer."""
     reader, rows = HistoryReader(source.path), deque[Row](maxlen=last)
-    check, led = (_checker(), _led_to(source.path)) if verify else (None, [])
+    check, led = (ChainCheck(signing.verify), _led_to(source.path)) if verify else (None, [])
     wrong = "" if check is None else _take(check, led)
     before: Roster | None = None
     codecs: tuple[tuple[str, str], ...] | None = None
@@ -274,11 +331,11 @@ def _take(check: ChainCheck, files: Iterable[Path]) -> str:
     return ""
 
 
-def lines(told: HistoryAnswer) -> list[str]:
-    """Return the lines for people, without the broken record."""
+def lines(told: HistoryAnswer, *, faults: bool = False) -> list[str]:
+    """Return the lines for people, without the broken record; of ``faults`` those alone."""
     if not told.records:
         return []
-    found = [_title(told), *row_lines(told.rows)]
+    found = [_title(told), *(fault_lines(told.rows) if faults else row_lines(told.rows))]
     if told.torn:
         found.append("an unfinished line behind it is left out: it is being written, or its peer ended meanwhile")
     if told.earlier:
@@ -304,12 +361,6 @@ def document(told: HistoryAnswer) -> dict[str, Any]:
         "verified": verified,
         "broken": told.broken,
     }
-
-
-def _checker() -> ChainCheck:
-    from swarm.security.signing import verify  # cryptography, which who only reads does without
-
-    return ChainCheck(verify)
 
 
 def _title(told: HistoryAnswer) -> str:

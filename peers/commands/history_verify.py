@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from swarm.consensus.faults import barring, check_faults
 from swarm.consensus.history import HistoryLine
 from swarm.consensus.records import NO_RECORD, CloseRecord, check_acceptances, check_confirmed
 from swarm.consensus.roster import Roster
-from swarm.errors import Refused, StateError
+from swarm.errors import Refused, StateError, Violation
 from swarm.ids import MicrobatchId, PeerId
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -67,6 +68,7 @@ class ChainCheck:
         if before is not None:
             yield from () if record.repeats else _cursors(record, before)
             yield from self._lineage(record, before)
+            yield from _faults(record, before, self.verify)
         electorate = before.members if before is not None else record.members if record.founding else None
         if electorate is not None:
             yield from _signatures(line, electorate, self.verify)
@@ -132,6 +134,18 @@ def _cursors(record: CloseRecord, before: CloseRecord) -> Iterator[str]:
         last = before.cursors.get(trainer)
         if last is not None and cursor < last:
             yield f"the cursor of {trainer} goes back from {last} to {cursor}"
+
+
+def _faults(record: CloseRecord, before: CloseRecord, verify: Verify) -> Iterator[str]:
+    """Whom it bars it proves wrong."""
+    try:
+        found = check_faults(record.run, before.members, record.step, record.previous, record.faults, verify)
+    except (Refused, Violation) as refused:
+        yield f"it accuses a member without proof: {refused.reason}"
+        return
+    expected = before.barred if record.void else barring(before.barred, record.step, found)
+    if record.barred != expected:
+        yield "whom it bars is not what the proofs in it give"
 
 
 def _signatures(line: HistoryLine, electorate: Roster, verify: Verify) -> Iterator[str]:

@@ -109,6 +109,7 @@ class NodeCommands:
             copies=() if membership is None else membership.copies,
             fewer_copies=self._fewer_copies(),
             few_voters="" if membership is None else few_voters(len(membership.roster.entitled)),
+            barred="; ".join(f"{peer} {why}" for peer, why in self._barred().items()),
             step=0 if situation is None else situation.step,
             steps=0 if manifest is None else manifest.run.steps,
             loss=None if situation is None else situation.loss,
@@ -132,6 +133,14 @@ class NodeCommands:
             memory=None if situation is None else situation.memory(),
             admission=None if self._admitting is None else self._admitting.report(),
         )
+
+    def _barred(self) -> Mapping[str, str]:
+        """Return who may not join yet, for it was proven wrong, in words."""
+        if self._membership is None:
+            return {}
+        barred, step = self._membership.roster.barred, self._membership.situation.step
+        proven = f"is barred until step {{}}: proven wrong, as {command_name()} history --faults shows"
+        return {peer: proven.format(one.until) for peer, one in barred.items() if one.until > step + 1}
 
     def _codecs(self) -> str:
         """Return how activations travel, as the newest record says, or else the manifest."""
@@ -212,6 +221,7 @@ class NodeCommands:
                 records = await self._endpoint.directory.lookup(PeerRecord)
         except (PeerError, TimeoutError):
             return []
+        barred = self._barred()
         return [
             MemberReport(
                 name=record.name,
@@ -219,11 +229,12 @@ class NodeCommands:
                 role=record.role,
                 part=record.part,
                 copies=(),
-                state=record.status,
+                state="barred" if peer in barred else record.status,
                 link=links.get(peer, "unknown"),
                 addresses=record.addresses,
                 region=record.region,
                 outgoing=record.outgoing,
+                lost=barred.get(peer, ""),
             )
             for peer, record in sorted(records.items())
             if record.status in ("waiting", "draining")

@@ -46,7 +46,8 @@ class StatusReport:
     A peer that was told to leave within a time ends by ``ends_by``, seconds since the epoch, in order or not.
     ``copies`` are the other parts of which it keeps a copy; ``fewer_copies`` says in words of which parts the run has
     fewer than ``run.copies``, empty where it has them all, and ``few_voters`` what the death of one costs a run that
-    has fewer than three. ``reachability`` is in words, and so is ``disk``: what this machine's disk does not take,
+    has fewer than three. ``barred`` says who was proven wrong, and until which step it may not join.
+    ``reachability`` is in words, and so is ``disk``: what this machine's disk does not take,
     empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step, None before the first, the
     latter also for a step that this peer did not see open; ``tokens`` are those that were learnt of it, and those of
     its microbatches; ``held_out`` is a step, and the loss after it of the rows of --eval; ``averaging`` is of the last
@@ -77,6 +78,7 @@ class StatusReport:
     copies: tuple[str, ...] = ()
     fewer_copies: str = ""
     few_voters: str = ""
+    barred: str = ""
     step: int
     steps: int
     loss: float | None
@@ -105,9 +107,10 @@ class StatusReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberReport:
     """One peer of the run as another sees it. ``state`` is member, waiting or draining, or lost: a member that does not
-    answer, for the reason in ``lost``, and leaves the roster when the open step closes without it; ``link`` is how this
-    peer reaches it: self, direct, relayed, or unknown when it never had to. ``copies`` are the parts of which it has to
-    keep a copy, ``region`` where it says that it is; ``outgoing``: where averaging has the choice, nobody calls it."""
+    answer, for the reason in ``lost``, and leaves the roster when the open step closes without it; or barred: it waits
+    until it may join again, for the reason there. ``link`` is how this peer reaches it: self, direct, relayed, or
+    unknown when it never had to. ``copies`` are the parts of which it has to keep a copy, ``region`` where it says that
+    it is; ``outgoing``: where averaging has the choice, nobody calls it."""
 
     name: str
     peer: str

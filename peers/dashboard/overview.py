@@ -363,7 +363,7 @@ class Overview:
     def _notes(self, seen: Mapping[str, Any], told: str) -> list[str]:
         """Return what a person should know beside the figures, and what is ``told`` already."""
         record = self._record
-        said = [seen.get("waiting_for", ""), seen.get("disk", ""), seen.get("few_voters", "")]
+        said = [seen.get("waiting_for", ""), seen.get("disk", ""), seen.get("few_voters", ""), seen.get("barred", "")]
         if seen.get("fewer_copies"):
             said.append(f"fewer copies than the run asks for: {seen['fewer_copies']}")
         if record is not None and record.provisional:

@@ -50,7 +50,7 @@ class PeerRows:
     def _row(self, peer: str, member: Member | None, report: Mapping[str, Any] | None, state: str) -> dict[str, Any]:
         said = (self.look.get("vitals") or {}).get(peer)
         rates, share = self.rates.get(peer, PeerRates()), self.shares.get(peer, Share())
-        shown, here = report or {}, state not in ("left", "lost", "waiting")
+        shown, here = report or {}, state not in ("left", "lost", "waiting", "barred")
         state, why = self._standing(peer, state, shown, said)
         one: dict[str, Any] = {
             "name": clean(shown.get("name") or "") or self.name(peer),
@@ -85,7 +85,9 @@ class PeerRows:
         self, peer: str, state: str, shown: Mapping[str, Any], said: Mapping[str, Any] | None
     ) -> tuple[str, str]:
         """Return in which state a peer is, and why it is in one that is not the usual."""
-        silences = self.known.silences
+        silences, barred = self.known.silences, {} if self.record is None else self.record.barred
+        if self.record is not None and peer in barred and (until := barred[peer].until) > self.record.step + 1:
+            return "barred", f"proven wrong, until step {until}"
         if state in ("left", "lost"):
             gone = self.known.gone.get(peer)
             return state, "" if gone is None else f"with step {gone.step}{f': {gone.why}' if gone.why else ''}"

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from swarm.consensus.admissions import MAX_ORDERS, AdmissionPolicy, Admissions, check_orders
+from swarm.consensus.faults import barred_words
 from swarm.consensus.proof import Proof
 from swarm.consensus.roster import (
     HowToJoin,
@@ -194,6 +195,8 @@ class ChangeRules:
             raise Refused(f"{peer} is in the roster already")
         if not self._verify(peer, admission_bytes(self._rules.run, now.step, now.previous, member), request.signature):
             raise Violation(f"the request of {peer} to join is forged")
+        if now.step < (until := rests_until(now.roster.barred, peer)):
+            raise Refused(f"{peer}: {barred_words(until)}")
         until = rests_until(now.roster.slow, peer)
         at_home = now.roster.borders.home(peer), member.part
         # What is lost, or lacks at home, is worth a slow one.

@@ -15,7 +15,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, mo
 
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.machines import machines_of, tail
-from swarm.consensus.slowness import Slow, dismissed
+from swarm.consensus.slowness import Barred, Slow, dismissed
 from swarm.errors import Advice, Ending, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part
 from swarm.schema import BesideField, MachineField, Message, NameField, PartField, PeerIdField, RegionField
@@ -65,15 +65,17 @@ class Member(Message):
 class Roster:
     """All live peers, sorted by peer id, so that every peer computes the same from it. Never changes: what is found
     from it is found once. ``admissions`` says who may join them, where the record that names them does; ``slow`` what
-    it says of members that hold steps up."""
+    it says of members that hold steps up, ``barred`` of peers that were proven wrong
+    (:mod:`swarm.consensus.faults`)."""
 
     def __init__(
         self,
         members: Iterable[Member],
         admissions: Admissions | None = None,
         slow: Mapping[str, Slow] = MappingProxyType({}),
+        barred: Mapping[str, Barred] = MappingProxyType({}),
     ) -> None:
-        self.admissions, self.slow = admissions, slow
+        self.admissions, self.slow, self.barred = admissions, slow, barred
         self.members = tuple(sorted(members, key=lambda member: member.peer))
         self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
         self._order: tuple[int, tuple[PeerId, ...]] = (-1, ())

@@ -79,6 +79,7 @@ from swarm.events.run import LinkUsage as LinkUsage
 from swarm.events.run import LossesFarOut as LossesFarOut
 from swarm.events.run import MoveDeclined as MoveDeclined
 from swarm.events.run import PartsCapped as PartsCapped
+from swarm.events.run import ProvenWrong as ProvenWrong
 from swarm.events.run import QuorumBack as QuorumBack
 from swarm.events.run import QuorumLost as QuorumLost
 from swarm.events.run import RunStarted as RunStarted

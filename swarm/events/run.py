@@ -214,6 +214,21 @@ class LeftOutAsSlow(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenWrong(Event):
+    """The record of a step carries the proof that what a member computed of a microbatch for a ``stage`` is wrong, or
+    (it is not the ``accused``) that it called wrong what is right: ``by`` are those that found so. It is barred until
+    step ``until``; 0: not yet. Written by the step's leader."""
+
+    step: int
+    peer: PeerId
+    accused: PeerId
+    microbatch: MicrobatchId
+    stage: int
+    by: tuple[PeerId, ...]
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp(Event):
     """This peer was late for a step's close, and has the update with which it closed, ``seconds`` after it began to
     ask for it. What it learnt stays in its weights."""

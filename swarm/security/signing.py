@@ -147,3 +147,13 @@ def seal_bytes(run: str, key: JourneyKey, hop: int, direction: str, hashed: byte
     way."""
     fields = ("sends", run, key.step, key.after, *key.microbatch, key.way, hop, direction, hashed.hex())
     return "|".join(map(str, fields)).encode()
+
+
+def audit_bytes(run: str, key: JourneyKey, hop: int, accused: str, told: bytes, wrong: bool) -> bytes:
+    """Return what a replica signs that computed the stage ``hop`` of a microbatch again, in whichever attempt.
+
+    It found that what ``accused`` ``told`` of it, the digest that the receipt signs, is ``wrong`` or right.
+    """
+    verdict = "wrong" if wrong else "right"
+    fields = ("audit", run, key.step, key.after, *key.microbatch, hop, accused, told.hex(), verdict)
+    return "|".join(map(str, fields)).encode()

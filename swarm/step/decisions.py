@@ -182,6 +182,7 @@ def given_up(
         lineage=head.lineage,
         returns=head.returns,
         slow=head.slow,
+        barred=head.barred,
         previous=previous,
     )
 
@@ -216,6 +217,7 @@ def gone_back(
         usual=to.usual,
         codecs=head.codecs,
         spread_ms=head.spread_ms,
+        barred=head.barred,
         previous=head.hash(),
     )
 

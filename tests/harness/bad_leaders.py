@@ -18,11 +18,13 @@ import torch
 
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.changes import Admission, admission_bytes
+from swarm.consensus.faults import Fault, Statement, auditors
 from swarm.consensus.roster import Member, owner
 from swarm.errors import Busy, PeerError
-from swarm.ids import PeerId
+from swarm.ids import JourneyKey, MicrobatchId, PartName, PeerId, stage_of
 from swarm.network.protocols import AnyMethod
 from swarm.optim.part import TrainedPart
+from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import PEER
 from swarm.step.leader.answers import AnswerRules
@@ -145,6 +147,44 @@ def evicts(victim: Callable[[], PeerId]) -> Attack:
         patch.setattr(BatchCollection, "out", property(out))
 
     return attack
+
+
+def invents_fault(victim: Callable[[], PeerId]) -> Attack:
+    """It closes the step without ``victim``, whom two others prove wrong, as it says: it signed for them."""
+
+    def attack(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None:
+        collect = StepClose.collect
+
+        async def accuses(leading: StepClose) -> Any:
+            book, accused = leading.book, victim()
+            if (book.step, leading.term) == (step, 0) and not struck:
+                struck.append("fault")
+                book.faults[accused] = invented(book, accused), (accused,)
+            return await collect(leading)
+
+        patch.setattr(StepClose, "collect", accuses)
+
+    return attack
+
+
+def invented(book: StepBook, accused: PeerId) -> Fault:
+    """Return a fault with signatures that are none."""
+    stage = stage_of(PartName(book.roster[accused].part or ""))
+    microbatch, after = MicrobatchId(book.roster.trainers[0], "ab" * 8, 0, 0), book.now.previous[:AFTER_CHARS]
+    assert stage is not None
+    judges = auditors(book.roster, JourneyKey(book.step, microbatch, 0, after), stage, accused)
+    return Fault(
+        step=book.step,
+        microbatch=microbatch,
+        attempt=0,
+        after=after,
+        hop=stage,
+        accused=accused,
+        told=bytes(32),
+        tokens=0,
+        receipt=bytes(64),
+        statements=tuple(Statement(auditor=judge, wrong=True, signature=bytes(64)) for judge in judges),
+    )
 
 
 def evicts_after_trying(victim: Callable[[], PeerId]) -> Attack:

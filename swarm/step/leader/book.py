@@ -11,9 +11,11 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.consensus.changes import OpenStepFacts, Verify
+from swarm.consensus.faults import MAX_FAULTS, Fault, barring, newly_barred
 from swarm.consensus.ledger import Ledger
 from swarm.consensus.records import CloseRecord, Contribution, Quarantined
 from swarm.consensus.roster import Roster
+from swarm.consensus.slowness import Barred
 from swarm.errors import Busy, Refused, Superseded, Violation
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.step.leader.requests import ChangeRequests
@@ -61,6 +63,8 @@ class StepBook:
         self.led: LedTerm | None = None
         self.refused: set[str] = set()
         """Records of earlier terms, by their hashes, that too many refused for them to be decided again."""
+        self.faults: dict[PeerId, tuple[Fault, tuple[PeerId, ...]]] = {}
+        """By the accused: the proof, and whom it proves wrong."""
         self.early_void = False
         self.lost_since: float | None = None
         self._changed, self._given_back = asyncio.Event(), asyncio.Event()
@@ -170,8 +174,8 @@ class StepBook:
         return led.ledger.committed()
 
     async def wait_given_back(self) -> None:
-        """Return when a microbatch was put aside, or a lease not used, since this returned last: there is quota again,
-        for anyone who asks."""
+        """Return when a microbatch was put aside, a lease not used, or a member proven wrong, since this returned last:
+        there is quota again, for anyone who asks."""
         await self._given_back.wait()
         self._given_back.clear()
 
@@ -218,6 +222,23 @@ class StepBook:
         self._check_resumed(led, trainer)
         if led.ledger.put_aside(self.step, trainer, aside):
             self._given_back.set()
+
+    def accuse(self, fault: Fault, found: tuple[PeerId, ...]) -> None:
+        """Take a checked fault. Raises Refused where no record of this step has room for it."""
+        accused = PeerId(fault.accused)
+        if accused not in self.faults and len(self.faults) >= MAX_FAULTS:
+            raise Refused(f"{MAX_FAULTS} members were accused in this step already")
+        self.faults.setdefault(accused, (fault, found))
+        self._given_back.set()
+
+    def wrong(self) -> set[PeerId]:
+        """Return the members that were proven wrong, and are barred with the step."""
+        return newly_barred(self.barred(self.faults), self.step).intersection(self.roster.peers)
+
+    def barred(self, accused: Iterable[PeerId]) -> dict[str, Barred]:
+        """Return what the record says that carries the faults of these."""
+        found = {str(peer): self.faults[peer][1] for peer in accused}
+        return barring(self.roster.barred, self.step, found)
 
     def resume(self, led: LedTerm, trainer: PeerId, said: ResumeTrainer) -> TrainerResumed:
         """Take up what a trainer has begun. Raises Busy for one that is not counted on yet, Refused and Violation for

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn
 from swarm.consensus.acceptor import Promised, SignedPromise, Vote, must_propose
 from swarm.consensus.branches import best
 from swarm.consensus.changes import Changes, Reassign
+from swarm.consensus.faults import newly_barred
 from swarm.consensus.ledger import reassigned
 from swarm.consensus.records import CloseRecord, Contribution, voters
 from swarm.consensus.slowness import Slow, following
@@ -26,6 +27,7 @@ from swarm.events import (
     DigestMismatch,
     HostsMoved,
     LeftOutAsSlow,
+    ProvenWrong,
     StepHeldUp,
     TermBegan,
     WorkExcluded,
@@ -80,7 +82,7 @@ class StepClose:
     def __init__(self, context: CloseContext, book: StepBook, term: int, overdue: str = "") -> None:
         self.book, self.term, self.told = book, term, set[PeerId]()
         self._context, self._overdue = context, overdue
-        self._policy = ExclusionPolicy(book.roster, served=context.rules.served)
+        self._policy = ExclusionPolicy(book.roster, served=context.rules.served, wrong=book.wrong)
         self._numbers, self._voids = AttemptNumbers(term, book.roster), VoidRounds()
         self._asks = TermCalls(context, book, term)
         self._batch = BatchCollection(context, book, term, self._policy, self.electors)
@@ -133,6 +135,7 @@ class StepClose:
             self._context.events.emit(Committed(step=self.book.step, microbatches=committed))
         if not proposal.record.void and proposal.record.term == self.term:
             self._tell_slow(proposal.record)
+            self._tell_wrong(proposal.record)
             # Who was late to vote for this very record is still to be told of.
             lead, said = self._context.lead, self._answered_late
             lead.late_answers = {peer: one for peer, one in lead.late_answers.items() if said.get(peer) is not one}
@@ -161,6 +164,8 @@ class StepClose:
             moving(self._context, self.book, self.term, movers) as moves,
         ):
             applied = await self.apply(await self.reconcile(committed))
+            if wrong := self.book.wrong().intersection(self._batch.out, applied.reconciled.asked.live):
+                raise _Retry(f"{min(wrong)} was proven wrong meanwhile")
             return self._proposal(applied, missing, moves)
 
     # --- in a later term: who follows, and what must be proposed -------------------------------------------------
@@ -283,6 +288,7 @@ class StepClose:
         before = self._context.history.head
         more = {"aside": self.book.aside(), **lineage, **self._late(attempt), "admissions": said}
         more["slow"] = self._slow(attempt, changes.absent)
+        more |= self._faults(changes.absent)
         most = self._context.rules.max_members
         record = applied.record(before, self.book.now.previous, changes, following, most, **more)
         record = record.model_copy(update={"codecs": self._context.rules.codecs.following(before, record)})
@@ -305,6 +311,13 @@ class StepClose:
         self._held_up = {peer: found for peer, found in late_for_us.items() if peer in attempt.live}
         return following(self.book.roster.slow, self.book.step, self.book.roster.peers, absent, (me, self._held_up))
 
+    def _faults(self, absent: Collection[str]) -> dict[str, Any]:
+        """Return what the record says of those that were proven wrong: not of one without which its part would be lost,
+        and which so closes the step."""
+        stay = self.book.wrong().difference(absent)
+        accused = sorted(peer for peer, (_, found) in self.book.faults.items() if not stay.intersection(found))
+        return {"faults": tuple(self.book.faults[peer][0] for peer in accused), "barred": self.book.barred(accused)}
+
     def _tell_slow(self, record: CloseRecord) -> None:
         for peer, (seconds, usual_s) in sorted(self._held_up.items()):
             if peer != self._context.calls.me:
@@ -316,6 +329,23 @@ class StepClose:
             if peer in record.absent:
                 until = record.slow[peer].until
                 self._context.events.emit(LeftOutAsSlow(step=record.step, peer=peer, reason=why, until=until))
+
+    def _tell_wrong(self, record: CloseRecord) -> None:
+        out = newly_barred(record.barred, record.step)
+        for fault in record.faults:
+            accused = PeerId(fault.accused)
+            for peer in self.book.faults[accused][1]:
+                self._context.events.emit(
+                    ProvenWrong(
+                        step=record.step,
+                        peer=peer,
+                        accused=accused,
+                        microbatch=fault.microbatch,
+                        stage=fault.hop,
+                        by=fault.said(wrong=peer == accused),
+                        until=record.barred[peer].until if peer in out else 0,
+                    )
+                )
 
     def _lineage(self) -> dict[str, Any]:
         """Return the fields of the lineage of the record before, or of leaving it: the proof that it was confirmed."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from swarm.consensus.roster import Roster, lost_parts, needed, unserved
 from swarm.errors import Busy, DeadlineMissed, PeerError, Unreachable
@@ -16,6 +16,7 @@ from swarm.waiting import StallDetector
 
 MAX_FAILURES = 3
 """How often a member that answers pings may fail to answer a question, before it is left out of the step."""
+PROVEN_WRONG = "others of its stage computed again what it did, and prove it wrong"
 ALONE_S = 300.0
 """For so long a replica that differs from what most held decides nothing alone: others may come back."""
 
@@ -25,11 +26,14 @@ class ExclusionPolicy:
 
     Who is late, lacks something or says no may be asked again where nobody else is there; who differs from what most
     others hold only after ALONE_S: alone, it would decide. Who held up the steps before is out from the beginning,
-    where others are there and feed without it. ``served``: see :class:`~swarm.step.rules.StepRules`.
+    where others are there and feed without it; so is who was proven ``wrong``, while its part has another. ``served``:
+    see :class:`~swarm.step.rules.StepRules`.
     """
 
-    def __init__(self, roster: Roster, *, served: bool = False) -> None:
-        self._roster, self._served = roster, served
+    def __init__(
+        self, roster: Roster, *, served: bool = False, wrong: Callable[[], Collection[PeerId]] = tuple
+    ) -> None:
+        self._roster, self._served, self._wrong = roster, served, wrong
         self._unfit: dict[PeerId, str] = {}
         self._failures: Counter[PeerId] = Counter()
         self._no: set[PeerId] = set()
@@ -50,6 +54,9 @@ class ExclusionPolicy:
     def out(self, gone: Mapping[PeerId, str]) -> dict[PeerId, str]:
         """Return who does not close this step: those that are lost, or left out."""
         out = {**self.lost(gone), **self._unfit}
+        for peer in sorted(self._wrong()):
+            if peer not in needed(self._roster, lost_parts(self._roster, {*out, peer})):
+                out[peer] = PROVEN_WRONG
         return out | unserved(self._roster, out) if self._served else out
 
     def is_last(self, peer: PeerId, gone: Mapping[PeerId, str]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from swarm.consensus.changes import Admission, Departure, OpenStepFacts
+from swarm.consensus.faults import Fault, check_fault
 from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Refused, Superseded, Violation, WrongStep
@@ -20,6 +21,7 @@ from swarm.step.leader.punctuality import Lateness
 from swarm.step.messages import (
     ASIDE,
     COMPLETE,
+    FAULT,
     JOIN,
     LEASE,
     LEAVE,
@@ -64,6 +66,7 @@ class LeadService:
             COMPLETE.handled(self._on_complete),
             ASIDE.handled(self._on_aside),
             RESUME.handled(self._on_resume),
+            FAULT.handled(self._on_fault),
             JOIN.handled(self._on_join),
             LEAVE.handled(self._on_leave),
         ]
@@ -119,6 +122,15 @@ class LeadService:
     async def _on_resume(self, caller: PeerId, body: ResumeTrainer) -> TrainerResumed:
         book = await self._of_trainer(caller, body.step)
         return book.resume(self._led(book, body.term), caller, body)
+
+    async def _on_fault(self, caller: PeerId, body: Fault) -> Empty:
+        book = await self._of_trainer(caller, body.step)
+        if book.led is None:
+            raise self._not_leading(book)
+        if body.microbatch.trainer != caller:
+            raise Refused("a trainer reports its own microbatches only")
+        book.accuse(body, check_fault(self._rules.run, book.roster, book.step, book.now.previous, body, self._verify))
+        return Empty()
 
     def _led(self, book: StepBook, term: int) -> LedTerm:
         """Return the term that we lead. Raises Superseded when another leads, or the trainer knows another term."""

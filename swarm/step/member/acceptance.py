@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from swarm.consensus.acceptor import NO_EVIDENCE, Vote, has_majority, has_to_be_proposed, promise_bytes
 from swarm.consensus.branches import check_lineage
 from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
+from swarm.consensus.faults import barring, check_faults, newly_barred
 from swarm.consensus.history import History
 from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import MAX_ASIDE, CloseRecord, Decision, check_acceptances, check_confirmed, voters
@@ -206,6 +207,7 @@ class AcceptanceRules:
             raise Refused("the record assigns a microbatch to a replica that it says was lost")
         self._check_late(roster, record)
         self._check_slow(roster, record)
+        self._check_faults(roster, record)
         if not set(record.cursors) <= {*self._history.head.cursors, *roster.peers, *record.members.peers} or (
             len(record.cursors) > max(self._rules.max_members, len(record.members.trainers))
         ):
@@ -255,6 +257,16 @@ class AcceptanceRules:
             raise Refused(
                 "what the record says of members that hold steps up is not its leader's word on the one before"
             )
+
+    def _check_faults(self, roster: Roster, record: CloseRecord) -> None:
+        """Raises Refused or Violation where what it says of those that were proven wrong is not what the proofs in it
+        give, or one of these closed the step."""
+        about = (self._rules.run, roster, record.step, self._history.head_hash)
+        found = check_faults(*about, record.faults, self._verify)
+        if record.barred != barring(self._history.head.barred, record.step, found):
+            raise Refused("whom the record bars is not what the proofs in it give")
+        if stays := newly_barred(record.barred, record.step).intersection(roster.peers) - set(record.absent):
+            raise Refused(f"{min(stays)} was proven wrong, and closed the step")
 
     def check_lost(self, roster: Roster, record: CloseRecord, gone: Collection[str]) -> None:
         """Raises Busy where we believe that one is there of those that a void record calls lost, or are one: we may

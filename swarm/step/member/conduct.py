@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from swarm.consensus.faults import newly_barred
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, unserved
 from swarm.ids import PeerId
@@ -104,9 +105,10 @@ class Vetoes:
         self, roster: Roster, record: CloseRecord, conduct: LeaderConduct, gone: Collection[str], now: float
     ) -> str:
         """Name one whom its leader calls lost, and who is there. We do not judge about ourselves: how we were heard
-        others know. Excused are replicas that nobody of their part can call, and trainers of whose work nothing is in
-        the record of a step that is STALLED_S old."""
-        heard = conduct.unexplained(record.term, set(record.absent) - {self.me}, gone, len(roster) - 1)
+        others know. Excused are replicas that the record proves wrong, or that nobody of their part can call, and
+        trainers of whose work nothing is in the record of a step that is STALLED_S old."""
+        others = set(record.absent) - {self.me, *newly_barred(record.barred, record.step)}
+        heard = conduct.unexplained(record.term, others, gone, len(roster) - 1)
         if self.rules.served:
             heard = [peer for peer in heard if peer not in unserved(roster, set(record.absent) - {peer})]
         if now - conduct.began >= STALLED_S:

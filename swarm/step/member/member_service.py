@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from swarm.consensus.acceptor import Vote, promise_bytes
+from swarm.consensus.faults import barred_words
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, Ending, OutOfSync, Refused, RunEnded, WrongStep
@@ -367,6 +368,8 @@ class MemberService:
             await state.stop_averaging()
             at.forking.elsewhere = record
             at.cut_off = f"step {record.step} was decided without what this peer holds"
+            if (barred := record.barred.get(context.me)) is not None and barred.until > record.step + 1:
+                at.cut_off += f": {barred_words(barred.until)}"
             return
         if record.void:
             await state.stop_averaging()

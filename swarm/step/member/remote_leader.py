@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from swarm.clock import Clock
+from swarm.consensus.faults import Fault
 from swarm.consensus.records import Contribution, Quarantined, rows_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
@@ -23,6 +24,7 @@ from swarm.step.messages import (
     AGAIN,
     ASIDE,
     COMPLETE,
+    FAULT,
     LEASE,
     RESUME,
     Complete,
@@ -69,6 +71,7 @@ class TrainerBook:
     ready: int = 0
     reports: dict[MicrobatchId, tuple[Contribution, tuple[SignedReceipt, ...]]] = field(default_factory=dict)
     aside: dict[MicrobatchId, Quarantined] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -200,6 +203,17 @@ class RemoteLeader:
         await self._until_told(book, tell, NOT_COUNTED)
         book.again.set()  # the leader has room for another of ours, and the batch waits for it
 
+    async def accuse(self, fault: Fault) -> None:
+        """Hand the leader the proof that a replica did not compute what it should. Returns when it knows: before the
+        step is closed, where the microbatch was not reported yet. Raises as :meth:`complete`."""
+        book = self._opened(fault.step)
+
+        async def tell(leader: PeerId, term: int) -> None:
+            await self._calls.ask(leader, FAULT, fault, timeout_s=self._timeout_s())
+
+        await self._until_told(book, tell, NOT_COUNTED)
+        book.faults.append(fault)
+
     # --- the leader -------------------------------------------------------------------------------------------
 
     def _opened(self, step: int) -> TrainerBook:
@@ -266,6 +280,9 @@ class RemoteLeader:
             for contribution, receipts in list(book.reports.values()):
                 report = Complete(step=step, term=term, contribution=contribution, receipts=receipts)
                 await self._calls.ask(leader, COMPLETE, report, timeout_s=self._timeout_s())
+            for fault in book.faults:
+                with contextlib.suppress(Refused):  # as it was by the leader before
+                    await self._calls.ask(leader, FAULT, fault, timeout_s=self._timeout_s())
             book.term = term
             book.again.set()
 

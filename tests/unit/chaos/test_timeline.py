@@ -37,3 +37,5 @@ def test_who_is_not_believed_is_told_by_its_trainer() -> None:
     fields: dict[str, Any] = {"step": 2, "stage": 1, "peer": "h1", "reason": "differs"}
     Timeline(told.append, str).heard(0.0, "t0", "HopDiffers", fields)
     assert told[-1].endswith("t0 does not believe what h1 says that it got or sent at stage 1")
+    Timeline(told.append, str).heard(0.0, "leader", "ProvenWrong", {**fields, "by": ["h3", "h5"]})
+    assert told[-1].endswith("h1 is proven wrong by h3 and h5")

@@ -12,6 +12,7 @@ from peers.control.answers import NodeCommands
 from peers.control.status import MemberReport
 from peers.settings import PeerSettings
 from swarm.consensus.roster import Member, Roster
+from swarm.consensus.slowness import Barred
 
 
 def member(peer: str, part: str | None, name: str = "") -> Member:
@@ -41,6 +42,16 @@ def test_status_says_of_private_ends_only_that_the_one_copy_there_can_be_is_miss
     around = cast(Any, SimpleNamespace(roster=Roster(members)))
     commands.adopt(cast(Any, manifest), cast(Any, None), around, cast(Any, None))
     assert commands._fewer_copies() == said
+
+
+def test_status_says_who_is_barred_and_until_when(tmp_path: Path) -> None:
+    commands = NodeCommands(PeerSettings(home=tmp_path, role="stage", name="a"), "a", 0.0, lambda reason: reason)
+    barred = {"c": Barred(times=1, until=260), "d": Barred(times=1, until=5)}
+    around = SimpleNamespace(roster=Roster(STAGES[:2], barred=barred), situation=SimpleNamespace(step=4))
+    commands.adopt(cast(Any, None), cast(Any, None), cast(Any, around), cast(Any, None))
+    (told,) = commands._barred().items()
+    assert told[0] == "c"
+    assert told[1].startswith("is barred until step 260: proven wrong")
 
 
 async def test_members_and_those_who_wait_are_told_apart_where_they_say_the_same_name(

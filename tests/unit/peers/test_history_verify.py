@@ -12,6 +12,7 @@ from peers.cli.app import run as swarm
 from peers.commands.history_verify import ChainCheck
 from swarm.consensus.history import HistoryLine
 from swarm.consensus.records import Confirmation
+from swarm.consensus.slowness import Barred
 from swarm.errors import StateError
 from swarm.security.signing import verify
 from swarm.step.decisions import gone_back
@@ -19,6 +20,7 @@ from tests.harness.rigs.peers import PEERS, TRAINER, DecidedChain, eventful, pri
 
 CHAIN = eventful()
 LINES = CHAIN.lines
+BARRED = Barred(times=1, until=300)
 THREE = ("otter", "mole", "heron")
 Break = tuple[list[HistoryLine], int, str]
 """A chain, the line at which it breaks, and what is said."""
@@ -70,6 +72,7 @@ def signatures() -> dict[str, Break]:
     return {
         "a changed number": (changed(2, lr=0.2), 3, "it was not decided: 0 of 3 voters"),
         "a changed last record": (changed(6, digests={"ends": "f" * 64}), 7, "it was not decided: 0 of 3 voters"),
+        "a bar without a proof": (begun().close().close(barred={"x": BARRED}).lines, 3, "whom it bars is not what"),
         "a minority": (begun().close().close(signers=("otter",)).lines, 3, "1 of 3 voters accepted it"),
         "strangers": (begun().close(signers=("tern", "vole")).lines, 2, "0 of 3 voters accepted it"),
         "forged": (exchanged(4, nobody), 5, "0 of 4 voters accepted it"),

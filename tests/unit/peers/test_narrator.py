@@ -45,6 +45,7 @@ from swarm.events import (
     PeerReady,
     PeerStarted,
     PeerStopped,
+    ProvenWrong,
     QuorumBack,
     QuorumLost,
     Reachability,
@@ -127,6 +128,18 @@ EVENTS: tuple[Event, ...] = (
     RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000),
     RosterChanged(step=5, joined=({"name": "kind-owl", "part": "stage-1"},), left=({"name": "dry-hen"},)),
     HopDiffers(step=4, microbatch=MicrobatchId(PEER, "00" * 8, 0, 7), stage=1, peer=PEER, reason="differs"),
+    ProvenWrong(
+        step=4, peer=PEER, accused=PEER, stage=1, microbatch=MicrobatchId(PEER, "00" * 8, 0, 7), by=(PEER,), until=261
+    ),
+    ProvenWrong(
+        step=4,
+        peer=PEER,
+        accused=PeerId("p2"),
+        stage=1,
+        microbatch=MicrobatchId(PEER, "00" * 8, 0, 7),
+        by=(PEER,),
+        until=0,
+    ),
     Draining(reason="Ctrl-C"),
     Draining(reason="Ctrl-C", again=True),
     Draining(reason="SIGTERM"),

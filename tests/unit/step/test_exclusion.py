@@ -11,7 +11,7 @@ from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import Slow
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Unreachable
 from swarm.ids import PartName, PeerId
-from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES, ExclusionPolicy, left_out
+from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES, PROVEN_WRONG, ExclusionPolicy, left_out
 from swarm.step.turnout import MAX_TOLD, REASON_CHARS
 from tests.harness.rigs.step import ROSTER, THREE, A, B, T, listed
 
@@ -77,6 +77,17 @@ def test_slow_replica_is_spared_where_one_other_would_be_left_to_compare_nothing
     slow = {A: Slow(said_by=(B, C, B))}
     assert {*ExclusionPolicy(Roster(THREE.members, None, slow)).out({})} == {A}
     assert {*ExclusionPolicy(Roster((one for one in THREE.members if one.peer != C), None, slow)).out({})} == set()
+
+
+def test_who_is_proven_wrong_is_out_while_its_part_has_another() -> None:
+    wrong = [B, C]
+    policy = ExclusionPolicy(THREE, wrong=lambda: wrong)
+    assert policy.out({}) == {B: PROVEN_WRONG, C: PROVEN_WRONG}
+    assert policy.out({A: "silent"}) == {A: "silent", B: PROVEN_WRONG}, "one must stay"
+    policy.forgive_needed(0.0, {})
+    assert policy.lost({}) == {}, "no step is given up for it"
+    wrong.clear()
+    assert policy.out({}) == {}
 
 
 def test_member_that_lacks_something_is_out_the_third_time() -> None:

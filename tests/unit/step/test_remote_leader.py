@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from swarm.consensus.faults import Fault
 from swarm.consensus.ledger import Ledger
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
@@ -17,7 +18,18 @@ from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.member.remote_leader import RemoteLeader, TrainerBook
-from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, SignedReceipt, TrainerResumed
+from swarm.step.messages import (
+    ASIDE,
+    COMPLETE,
+    FAULT,
+    LEASE,
+    RESUME,
+    Feed,
+    Leased,
+    Propose,
+    SignedReceipt,
+    TrainerResumed,
+)
 from swarm.step.rules import StepRules
 from tests.harness.expect import eventually
 from tests.harness.rigs.common import issued, set_aside
@@ -44,6 +56,18 @@ from tests.harness.rigs.step import (
 
 RECEIPTS = (SignedReceipt(digest=bytes(32), signature=bytes(64)),)
 THIRD = ROSTER.succession(1)[2]
+FAULTY = Fault(
+    step=1,
+    microbatch=microbatch(0),
+    attempt=0,
+    after="",
+    hop=0,
+    accused="A",
+    told=bytes(32),
+    tokens=0,
+    receipt=bytes(64),
+    statements=(),
+)
 
 
 class Begun:
@@ -318,6 +342,20 @@ async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_ot
     assert [body.total for body in here.told(SUCCESSOR, LEASE)] == [5]
     told = [body.contribution.microbatch for body in here.told(SUCCESSOR, COMPLETE) if body.term == 1]
     assert told == [microbatch(0)]
+
+
+async def test_proof_that_the_leader_took_is_told_to_the_next_one_too() -> None:
+    here = await trainer(begun=2)
+    await here.leader.lease(1, 2)
+    await here.leader.accuse(FAULTY)
+    assert here.told(LEADER, FAULT) == [FAULTY]
+    here.instead(LEADER, FAULT, no(Refused("it decides nothing")))
+    with pytest.raises(Refused, match="it decides nothing"):
+        await here.leader.accuse(FAULTY.model_copy(update={"hop": 1}))
+    here.instead(SUCCESSOR, FAULT, no(Refused("another leader is not so sure")))
+    await here.follow(1)
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    assert here.told(SUCCESSOR, FAULT) == [FAULTY]
 
 
 async def test_what_was_put_aside_is_told_to_the_next_leader_with_what_was_begun() -> None:

@@ -26,6 +26,7 @@ from swarm.step.messages import (
     ASIDE,
     COMPLETE,
     DECIDE,
+    FAULT,
     LEASE,
     OVER,
     PREPARE,
@@ -106,6 +107,7 @@ class Puppet:
             (LEASE, lambda body: Leased(total=body.total, reason="")),
             (COMPLETE, lambda body: Empty()),
             (ASIDE, lambda body: Empty()),
+            (FAULT, lambda body: Empty()),
             (RESUME, lambda body: TrainerResumed(kept=len(body.started))),
         ]
         kinds += leading if self.leads else []

@@ -1,0 +1,194 @@
+"""What proves that a replica sent something else than its stage computes: its own receipt, and the signed words of the
+other replicas of the stage, who computed it again. Pure.
+
+Who checks is nobody's choice: all other replicas of the stage, or those that the record before draws where they are
+many. Their word is about one hop of the open step. So nobody is called a liar by one other, nor by a leader.
+
+The record of the step carries what was found, and says until when a member that is proven wrong is barred from the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from swarm.consensus.roster import Roster
+from swarm.consensus.slowness import FORGET, Barred
+from swarm.errors import Refused, Violation
+from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, PeerId, stage_part
+from swarm.schema import AFTER_CHARS, AfterField, Count, Message, MicrobatchField, PeerIdField, SignatureField
+from swarm.security.signing import audit_bytes, receipt_bytes
+
+MAX_AUDITORS = 6
+"""So many replicas judge one hop at most."""
+
+
+MAX_FAULTS, FAULT_BYTES = 8, 1500
+"""So many faults go into one record, and the most that one takes there."""
+FIRST_BAR, MOST_DOUBLINGS = 256, 20
+"""For so many steps a member that is proven wrong is barred, and how often that is doubled."""
+CONTRADICTIONS = 2
+"""In so many steps a replica must call wrong what most find right, to be barred for it."""
+
+
+class _InFiles(Message):
+    """Bytes are hex in files."""
+
+    model_config = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
+
+
+class Statement(_InFiles):
+    """What one replica found that computed a hop again: ``wrong`` or not, signed (:func:`audit_bytes`)."""
+
+    auditor: PeerIdField
+    wrong: bool
+    signature: SignatureField
+
+
+class Fault(_InFiles):
+    """A hop of the open step that a replica, the ``accused``, signed for, and what others found that computed it again.
+
+    The microbatch, and where it was, are named as in the pipeline's messages; ``hop`` is the stage. ``receipt`` is the
+    accused's signature under what it ``told`` of its content (:func:`~swarm.pipeline.seals.told_digest`), with the
+    ``tokens`` of a replica that computes the loss, 0 of others.
+    """
+
+    step: Count
+    microbatch: MicrobatchField
+    attempt: Annotated[int, Field(ge=0, lt=4 * ATTEMPTS_OF_A_WAY)]
+    after: AfterField
+    hop: Annotated[int, Field(ge=0, lt=1024)]
+    accused: PeerIdField
+    told: Annotated[bytes, Field(min_length=32, max_length=32)]
+    tokens: Count
+    receipt: SignatureField
+    statements: Annotated[tuple[Statement, ...], Field(max_length=MAX_AUDITORS)]
+
+    @property
+    def key(self) -> JourneyKey:
+        """Return what graphs and waiting work are indexed by."""
+        return JourneyKey(self.step, self.microbatch, self.attempt, self.after)
+
+    def said(self, *, wrong: bool) -> tuple[PeerId, ...]:
+        """Return who found the hop wrong, or right."""
+        return tuple(PeerId(one.auditor) for one in self.statements if one.wrong is wrong)
+
+
+def auditors(roster: Roster, key: JourneyKey, hop: int, accused: str) -> tuple[PeerId, ...]:
+    """Return who judges a hop, in an order that neither who did it nor who asks can choose: the other replicas of its
+    stage, the first MAX_AUDITORS of them."""
+    others = [peer for peer in roster.replicas(stage_part(hop)) if peer != accused]
+    drawn = "|".join(map(str, ("audits", key.after, *key.microbatch, hop)))
+    return tuple(sorted(others, key=lambda peer: hashlib.sha256(f"{drawn}|{peer}".encode()).digest())[:MAX_AUDITORS])
+
+
+def check_fault(
+    run: str,
+    roster: Roster,
+    step: int,
+    previous_hash: str,
+    fault: Fault,
+    verify: Callable[[PeerId, bytes, bytes], bool],
+) -> tuple[PeerId, ...]:
+    """Return whom a fault of the open step proves wrong: the accused, where more than half of those that judge the hop
+    found it wrong, or who called wrong what more than half of them found right. Two of them at least must agree.
+
+    Args:
+        run: The run's id.
+        roster: The members of the open step.
+        step: The open step.
+        previous_hash: The hash of the record before it.
+        fault: What is said, by anybody.
+        verify: Checks a peer's signature.
+
+    Raises:
+        Refused: It is of another step, names nobody of the stage, or decides nothing.
+        Violation: A signature in it is forged, or it has two words of one replica.
+    """
+    if (fault.step, fault.after) != (step, previous_hash[:AFTER_CHARS]):
+        raise Refused(f"it is of a hop of step {fault.step} after {fault.after or 'no record'}; step {step} is open")
+    if fault.accused not in roster.replicas(stage_part(fault.hop)):
+        raise Refused(f"{fault.accused} is no replica of {stage_part(fault.hop)}")
+    key, accused = fault.key, PeerId(fault.accused)
+    if not verify(accused, receipt_bytes(run, key, fault.hop, fault.told, fault.tokens), fault.receipt):
+        raise Violation(f"the receipt of {accused} is forged")
+    judges, said = auditors(roster, key, fault.hop, accused), {one.auditor for one in fault.statements}
+    if len(said) != len(fault.statements):
+        raise Violation("a replica that says twice what it found")
+    if strange := sorted(said - set(judges)):
+        raise Refused(f"{strange[0]} does not judge {stage_part(fault.hop)} of {fault.microbatch}")
+    for one in fault.statements:
+        signed = audit_bytes(run, key, fault.hop, accused, fault.told, one.wrong)
+        if not verify(PeerId(one.auditor), signed, one.signature):
+            raise Violation(f"what {one.auditor} is said to have found is forged")
+    for_it, against = fault.said(wrong=False), fault.said(wrong=True)
+    if len(against) >= 2 and 2 * len(against) > len(judges):
+        return (accused,)
+    if against and len(for_it) >= 2 and 2 * len(for_it) > len(judges):
+        return against
+    raise Refused(f"{len(said)} of {len(judges)} replicas said what they found: that decides nothing")
+
+
+def check_faults(
+    run: str,
+    roster: Roster,
+    step: int,
+    previous_hash: str,
+    faults: Sequence[Fault],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+) -> dict[str, tuple[PeerId, ...]]:
+    """Return by the accused whom each of a record's faults proves wrong. Raises as :func:`check_fault`, and Violation
+    for two of one accused."""
+    found = {one.accused: check_fault(run, roster, step, previous_hash, one, verify) for one in faults}
+    if len(found) != len(faults):
+        raise Violation("it accuses a member twice")
+    return found
+
+
+# --- who is barred ----------------------------------------------------------------------------------------------------
+
+
+MAX_BARRED, BARRED_BYTES = 512, 120
+"""Of so many peers a record says that they are barred or were, those whose time ends last, and the most that one
+takes."""
+
+
+def barring(known: Mapping[str, Barred], step: int, found: Mapping[str, Collection[PeerId]]) -> dict[str, Barred]:
+    """Return what the record of a step says of those that were proven wrong.
+
+    Args:
+        known: What the record before it says.
+        step: The step.
+        found: By the accused of each fault, whom it proves wrong (:func:`check_fault`).
+    """
+    lied = {accused for accused, wrong in found.items() if accused in wrong}
+    said: dict[str, Barred] = {}
+    for peer in {*known, *(peer for wrong in found.values() for peer in wrong)}:
+        one = known.get(peer, Barred())
+        words = one.contradicted + any(peer in wrong for wrong in found.values())
+        if peer in lied or (words > one.contradicted and words >= CONTRADICTIONS):
+            leave = FIRST_BAR << min(one.times, MOST_DOUBLINGS)
+            one = Barred(times=one.times + 1, until=step + 1 + leave)
+        elif words > one.contradicted:
+            one = one.model_copy(update={"contradicted": words, "until": max(one.until, step + 1)})
+        if step < one.until + FORGET * FIRST_BAR * max(1, one.times):
+            said[peer] = one
+    kept = sorted(said, key=lambda peer: (said[peer].until, peer))[-MAX_BARRED:]
+    return {peer: said[peer] for peer in sorted(kept)}
+
+
+def newly_barred(barred: Mapping[str, Barred], step: int) -> set[PeerId]:
+    """Return the peers that the record of a step keeps out of the next one: those of its roster that were proven wrong
+    in it among them."""
+    return {PeerId(peer) for peer, one in barred.items() if one.until > step + 1}
+
+
+def barred_words(until: int) -> str:
+    """Return what a peer that is barred is told."""
+    return (
+        f"what it computed, or said of others' work, was proven wrong, and it is barred until step {until}: see "
+        "`swarm history --faults`, check this machine with `swarm doctor`, and join again then"
+    )

@@ -1,0 +1,201 @@
+"""What proves a replica wrong, and for how long a member that is proven wrong is barred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import pytest
+
+from swarm.consensus.faults import (
+    CONTRADICTIONS,
+    FAULT_BYTES,
+    FIRST_BAR,
+    MAX_AUDITORS,
+    MAX_BARRED,
+    Fault,
+    Statement,
+    auditors,
+    barring,
+    check_fault,
+    newly_barred,
+)
+from swarm.consensus.roster import Member, Roster
+from swarm.consensus.slowness import FORGET, Barred, rests_until
+from swarm.errors import PeerError, Refused, Violation
+from swarm.ids import JourneyKey, MicrobatchId, PeerId
+from swarm.schema import AFTER_CHARS
+from swarm.security.signing import PrivateIdentity, audit_bytes, receipt_bytes, verify
+
+RUN, PREVIOUS, STEP, STAGE = "ab" * 32, "cd" * 32, 7, 1
+TOLD = bytes(range(32))
+PEERS = [PrivateIdentity(bytes([number]) * 32) for number in range(12)]
+ACCUSED, STRANGER = PEERS[0], PEERS[-1]
+KEY = JourneyKey(STEP, MicrobatchId(PEERS[10].peer, "ab" * 8, 0, 3), 2, PREVIOUS[:AFTER_CHARS])
+
+
+def roster_of(replicas: int) -> Roster:
+    """So many replicas of the stage, one of another, and a trainer."""
+    parts = {identity.peer: "stage-1" for identity in PEERS[:replicas]} | {PEERS[9].peer: "stage-0"}
+    hosts = [Member(peer=p, role="stage", name=p[-4:], part=part, addresses=()) for p, part in parts.items()]
+    return Roster([*hosts, Member(peer=PEERS[10].peer, role="trainer", name="t", part=None, addresses=())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What goes into a fault, as its signers have it."""
+
+    run: str = RUN
+    key: JourneyKey = KEY
+    told: bytes = TOLD
+    accused: PrivateIdentity = ACCUSED
+    receipt_by: PrivateIdentity = ACCUSED
+    tokens: int = 0
+
+    def fault(self, *words: tuple[PrivateIdentity, bool], **fields: Any) -> Fault:
+        """Return a fault with these words; ``fields`` are changed after all have signed."""
+        receipt = self.receipt_by.sign(receipt_bytes(self.run, self.key, STAGE, self.told, self.tokens))
+        said = tuple(self.statement(who, wrong) for who, wrong in words)
+        told = {"step": self.key.step, "microbatch": self.key.microbatch, "attempt": self.key.attempt}
+        more = {"told": self.told, "tokens": self.tokens, "receipt": receipt, "statements": said, "hop": STAGE}
+        return Fault(**{**told, **more, "after": self.key.after, "accused": self.accused.peer, **fields})
+
+    def statement(self, who: PrivateIdentity, wrong: bool) -> Statement:
+        """Return one replica's word."""
+        signed = audit_bytes(self.run, self.key, STAGE, self.accused.peer, self.told, wrong)
+        return Statement(auditor=who.peer, wrong=wrong, signature=who.sign(signed))
+
+
+def found(fault: Fault, replicas: int = 4) -> tuple[PeerId, ...]:
+    return check_fault(RUN, roster_of(replicas), STEP, PREVIOUS, fault, verify)
+
+
+def wrong(*numbers: int) -> list[tuple[PrivateIdentity, bool]]:
+    return [(PEERS[number], True) for number in numbers]
+
+
+def right(*numbers: int) -> list[tuple[PrivateIdentity, bool]]:
+    return [(PEERS[number], False) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [(3, wrong(1, 2)), (4, wrong(1, 2)), (4, [*wrong(1, 2), *right(3)]), (6, [*wrong(1, 2, 3), *right(4)])],
+)
+def test_more_than_half_of_the_other_replicas_prove_one_wrong(replicas: int, words: list[Any]) -> None:
+    assert found(Said().fault(*words), replicas) == (ACCUSED.peer,)
+    assert found(Said(tokens=5).fault(*words), replicas) == (ACCUSED.peer,)
+
+
+@pytest.mark.parametrize(("replicas", "words"), [(4, [*wrong(1), *right(2, 3)]), (6, [*wrong(1, 2), *right(3, 4, 5)])])
+def test_who_calls_wrong_what_most_find_right_is_proven_wrong(replicas: int, words: list[Any]) -> None:
+    assert set(found(Said().fault(*words), replicas)) == {who.peer for who, said in words if said}
+
+
+NOTHING_DECIDED: dict[str, tuple[int, list[Any]]] = {
+    "nobody": (4, []),
+    "one": (4, wrong(1)),
+    "two of two replicas": (2, wrong(1)),
+    "one against one": (3, [*wrong(1), *right(2)]),
+    "half": (5, wrong(1, 2)),
+    "half against half": (5, [*wrong(1, 2), *right(3, 4)]),
+    "all find it right": (4, right(1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING_DECIDED)
+def test_fewer_decide_nothing(name: str) -> None:
+    replicas, words = NOTHING_DECIDED[name]
+    with pytest.raises(Refused):
+        found(Said().fault(*words), replicas)
+
+
+two = wrong(1, 2)
+elsewhere = KEY._replace(microbatch=KEY.microbatch._replace(position=9))
+
+
+def with_words(said: Said, words: list[tuple[PrivateIdentity, bool]], **changed: Any) -> Fault:
+    """A fault of ours, with what was said of another hop, or changed after it was signed."""
+    statements = [one.model_copy(update=changed) for one in said.fault(*words).statements]
+    return Said().fault(statements=tuple(statements))
+
+
+FORGED: dict[str, Callable[[], Fault]] = {
+    "receipt by another": lambda: Said(receipt_by=PEERS[1]).fault(*two),
+    "receipt of something else": lambda: Said().fault(*two, told=bytes(32)),
+    "receipt of other tokens": lambda: Said().fault(*two, tokens=1),
+    "another run": lambda: Said(run="ef" * 32).fault(*two),
+    "statement by another": lambda: with_words(Said(), wrong(1), auditor=PEERS[2].peer),
+    "statement turned round": lambda: with_words(Said(), right(1, 2), wrong=True),
+    "statement of another hop": lambda: with_words(Said(key=elsewhere), two),
+    "statement about another": lambda: with_words(Said(accused=PEERS[3]), two),
+    "one word twice": lambda: Said().fault(*wrong(1, 1)),
+}
+OUTSIDE: dict[str, Callable[[], Fault]] = {
+    "another step": lambda: Said(key=KEY._replace(step=STEP + 1)).fault(*two),
+    "another record before": lambda: Said(key=KEY._replace(after="ef" * 8)).fault(*two),
+    "no record before": lambda: Said(key=KEY._replace(after="")).fault(*two),
+    "accused of another stage": lambda: Said(accused=PEERS[9], receipt_by=PEERS[9]).fault(*two),
+    "accused of no roster": lambda: Said(accused=STRANGER, receipt_by=STRANGER).fault(*two),
+    "auditor of another stage": lambda: Said().fault(*wrong(1, 9)),
+    "auditor of no roster": lambda: Said().fault(*wrong(1, 2), (STRANGER, True)),
+    "accused judges itself": lambda: Said().fault(*wrong(1, 2), (ACCUSED, False)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [*((name, Violation) for name in FORGED), *((name, Refused) for name in OUTSIDE)]
+)
+def test_what_is_forged_or_of_elsewhere_proves_nothing(name: str, error: type[PeerError]) -> None:
+    with pytest.raises(error):
+        found({**FORGED, **OUTSIDE}[name]())
+
+
+def test_of_many_replicas_the_record_before_draws_those_that_judge() -> None:
+    peers = [PeerId(f"R{number}") for number in range(20)]
+    hosts = [Member(peer=peer, role="stage", name=peer, part="stage-1", addresses=()) for peer in peers]
+    roster = Roster(hosts)
+    drawn = [auditors(roster, KEY._replace(after=f"{step:016x}"), STAGE, peers[0]) for step in range(200)]
+    assert {len(set(one)) for one in drawn} == {MAX_AUDITORS}
+    assert not any(peers[0] in one for one in drawn)
+    assert {peer for one in drawn for peer in one} == set(peers[1:])
+    assert auditors(roster, KEY, STAGE, "R3") == auditors(Roster(reversed(hosts)), KEY._replace(attempt=9), STAGE, "R3")
+
+
+def test_each_fault_bars_for_twice_as_long_and_is_forgotten_long_after() -> None:
+    liar, known, step = PeerId("L"), dict[str, Barred](), 10
+    for times in range(3):
+        known = barring(known, step, {liar: (liar,)})
+        assert rests_until(known, liar) == step + 1 + (FIRST_BAR << times)
+        assert newly_barred(known, step) == {liar}
+        step = rests_until(known, liar)
+    assert barring(known, step - 1, {}) == known
+    assert newly_barred(known, step) == set()
+    assert barring(known, step + 3 * FORGET * FIRST_BAR, {}) == {}
+
+
+def test_accuser_is_barred_the_second_time_that_most_contradict_it() -> None:
+    loud, known = PeerId("A"), dict[str, Barred]()
+    for time in range(1, CONTRADICTIONS + 1):
+        known = barring(known, 10 * time, {"X": (loud,), "Y": (loud,)})  # of one step it counts once
+        assert newly_barred(known, 10 * time) == ({loud} if time == CONTRADICTIONS else set())
+    assert known[loud] == Barred(times=1, until=10 * CONTRADICTIONS + 1 + FIRST_BAR)
+
+
+def test_records_have_room_for_those_barred_for_longest() -> None:
+    known = {f"P{number}": Barred(times=1, until=1000 + number) for number in range(MAX_BARRED)}
+    said = barring(known, 500, {"L": (PeerId("L"),)})
+    assert len(said) == MAX_BARRED
+    assert said.keys() - known.keys() == set()  # its time is over before all theirs
+    said = barring(known, 2000, {"L": (PeerId("L"),)})
+    assert "L" in said
+
+
+def test_fault_is_the_same_out_of_a_file() -> None:
+    fault = Said().fault(*two)
+    assert Fault.model_validate_json(fault.model_dump_json()) == fault
+    assert Fault.model_validate(fault.to_wire()) == fault
+    most = Said(tokens=1 << 52).fault(*wrong(*range(1, MAX_AUDITORS + 1)))
+    assert len(msgpack.packb(most.to_wire())) < FAULT_BYTES
