@@ -56,6 +56,7 @@ class Row:
     ``provisional_since`` is the first step that was closed without a majority, of a record that counts only when one
     agrees; ``confirmed`` is the record that proves it did, ``ended`` one with which the run was ended early. ``codecs``
     are those of each boundary in the next step, where records name them: others than before where they have changed.
+    ``unfed`` are trainers that the record takes the quota from, with the step from which they may feed again.
     """
 
     step: int
@@ -86,6 +87,7 @@ class Row:
     codecs_changed: bool = False
     repeats: int = 0
     left_out: tuple[LeftOutSum, ...] = ()
+    unfed: tuple[tuple[Named, int], ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
@@ -133,6 +135,7 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
             LeftOutSum(_named([peer], known)[0], tokens, _named(by, known))
             for peer, (tokens, by) in record.called_far.items()
         ),
+        unfed=tuple((_named([peer], known)[0], one.until) for peer, one in record.failed_trainers.items()),
     )
 
 
@@ -172,6 +175,8 @@ def _changes(row: Row) -> Iterable[str]:
         yield f"{row.aside} microbatch{'es' * (row.aside > 1)} set aside"
     for far in row.left_out:
         yield f"{count(far.tokens, 'token')} of {far.peer.name} left out, as {_listed(far.by)} said"
+    for trainer, until in row.unfed:
+        yield f"nothing more of {trainer.name} until step {until}: it pulls against the others"
     if row.term != row.proposed:
         yield f"proposed in term {row.proposed}"
     yield from [f"sends {codecs_text(row.codecs)} from here"] if row.codecs_changed else []

@@ -29,6 +29,7 @@ from swarm.consensus.committed import UnpackedRow, pack, unpack
 from swarm.consensus.majority import majority
 from swarm.consensus.roster import Member, Roster
 from swarm.consensus.slowness import Slow
+from swarm.consensus.trials import Trial, Words, failed, resting
 from swarm.errors import Refused
 from swarm.ids import PeerId, StepWork
 from swarm.schema import (
@@ -156,7 +157,7 @@ class Confirmation(Message):
 
 _LEFT_OUT = frozenset(
     {"links", "paces", "codecs", "ended", "norms", "caps", "guarded", "lengths", "usual", "late", "spread_ms", "slow"}
-    | {"admissions", "repeats", "returns"}
+    | {"admissions", "repeats", "returns", "words", "trials"}
 )
 """Fields of a record that are not written where they say nothing."""
 
@@ -185,8 +186,9 @@ class CloseRecord(Message):
     part: what bounds a microbatch of the next step (``swarm.optim.clipping``). ``late`` are the replicas that were not
     ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much arrivals usually
     differ (``swarm.step.lateness``). ``slow`` are those that hold steps up, as leaders say, or did
-    (``swarm.consensus.slowness``). ``admissions`` are there in a run that not everybody may join. Size: see
-    :func:`record_bytes`.
+    (``swarm.consensus.slowness``). ``words`` are what replicas say of the trainers whose microbatches they hold, and
+    ``trials`` what follows from them and the record before (``swarm.consensus.trials``). ``admissions`` are there in a
+    run that not everybody may join. Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
     there closed by themselves (``swarm.consensus.branches``), until one that carries its ``confirmation``.
@@ -222,6 +224,8 @@ class CloseRecord(Message):
     late: Annotated[dict[PeerIdField, Late], Field(max_length=20_000)] = {}
     spread_ms: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     slow: Annotated[dict[PeerIdField, Slow], Field(max_length=20_000)] = {}
+    words: Annotated[dict[PeerIdField, Words], Field(max_length=20_000)] = {}
+    trials: Annotated[dict[PeerIdField, Trial], Field(max_length=20_000)] = {}
     admissions: Admissions | None = None
     confirmation: Confirmation | None = None
     previous: DigestField
@@ -250,7 +254,12 @@ class CloseRecord(Message):
     @cached_property
     def members(self) -> Roster:
         """The next step's roster: one object, since much is found from a roster once (``copies.copy_duties``)."""
-        return Roster(self.roster, self.admissions, self.slow)
+        return Roster(self.roster, self.admissions, self.slow, resting(self.trials, self.step + 1))
+
+    @property
+    def failed_trainers(self) -> Mapping[PeerId, Trial]:
+        """Return the trainers that it takes the quota from."""
+        return {} if self.void else failed(self.trials, self.step)
 
     @property
     def founding(self) -> bool:
@@ -481,10 +490,10 @@ More than the trainers that it has room for, so that each may put one aside."""
 
 
 def record_bytes(microbatches: int, stages: int, members: int, *, closed: bool = False) -> int:
-    """An upper estimate of a record's size on the wire: two bytes a microbatch and hop, 400 and more a member, and all
+    """An upper estimate of a record's size on the wire: five bytes a microbatch and hop, 400 and more a member, and all
     that may be put aside; ``closed``: of a run that not everybody may join."""
     admissions = ADMISSIONS_BYTES if closed else 0
-    return microbatches * (150 + 2 * stages) + members * 2000 + MAX_ASIDE * ASIDE_BYTES + admissions
+    return microbatches * (150 + 5 * stages) + members * 2000 + MAX_ASIDE * ASIDE_BYTES + admissions
 
 
 def record_room(microbatches: int, stages: int, limit_bytes: int, *, closed: bool = False) -> int:
