@@ -5,9 +5,9 @@ Each replica of a stage says of each trainer whose microbatches it holds how far
 make up. Its words are signed with its result and stand in the record, so all members judge the same words.
 
 One replica's word is little. All words of a record are cut off at what half of them reach, so one that lies weighs no
-more than any other; of a step's stages the one in the middle counts, of two the kinder; and a trainer fails where its
-words are below nothing by SURE standard errors, and by half of what others' are above it, while most of those are not
-below it. Who is only unlike the others, as code is among prose, pulls less, and not against them.
+more than any other; and a trainer fails where at more than half of the stages its words are below nothing by SURE
+standard errors, and by half of what others' are above it, while most of those are not below it. Who is only unlike the
+others, as code is among prose, pulls less, and not against them.
 
 Who fails has no quota for a while, each time for twice as long. It stays a member, and nobody calls it a liar.
 """
@@ -17,14 +17,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median_low
+from statistics import median_high, median_low
 from typing import Annotated, Protocol
 
 from pydantic import Field
 
 from swarm.consensus.roster import Roster
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_of
-from swarm.schema import Count, Message
+from swarm.schema import Count, Message, PartField
 
 WHOLE_WORD = 10_000
 """Words are cosines, in 1 / WHOLE_WORD."""
@@ -61,35 +61,68 @@ class FedRow(Protocol):
         """Return which replica of each stage holds its gradient."""
 
 
-class Trial(Message):
-    """What records say of one trainer: of how many of its microbatches and by how many ``words`` it is judged, their
-    sum, and that of their squares; how often it failed, and the first step that it may feed again. Of one that has
-    just failed the words by which it did are there."""
+class Tally(Message):
+    """What the replicas of one stage say of a trainer: of how many of its microbatches and by how many ``words`` it is
+    judged there, their sum, and that of their squares."""
 
     microbatches: Count = 0
     words: Count = 0
     total: Annotated[int, Field(ge=-(1 << 50), le=1 << 50)] = 0
     squares: Count = 0
+
+    @property
+    def mean(self) -> float:
+        """Return how far it pulls with the others, from −1 to 1."""
+        return self.total / max(1, self.words) / CUT
+
+    @property
+    def enough(self) -> bool:
+        """Return whether it may be judged by them."""
+        return self.microbatches >= FEWEST and self.words >= FEWEST_WORDS
+
+    def below(self, errors: float) -> bool:
+        """Return whether the mean is below nothing by so many standard errors."""
+        words = max(1, self.words)
+        mean = self.total / words
+        return mean + errors * math.sqrt(max(0.0, self.squares / words - mean * mean) / words) < 0.0
+
+    def more(self, microbatches: int, cuts: Sequence[int]) -> Tally:
+        """Return it with these words of so many microbatches."""
+        half = 2 if self.microbatches >= MOST else 1
+        return Tally(
+            microbatches=self.microbatches // half + microbatches,
+            words=self.words // half + len(cuts),
+            total=round(self.total / half) + sum(cuts),
+            squares=self.squares // half + sum(cut * cut for cut in cuts),
+        )
+
+
+class Trial(Message):
+    """What records say of one trainer: the ``tallies`` of stages, how often it failed, and the first step that it may
+    feed again. Of one that has just failed the tallies by which it did are there."""
+
+    tallies: Annotated[dict[PartField, Tally], Field(max_length=1024)] = {}
     times: Count = 0
     until: Count = 0
 
     @property
     def mean(self) -> float:
-        """Return how far it pulls with the others, from −1 to 1."""
-        return self.total / self.words / CUT if self.words else 0.0
+        """Return how far it pulls with the others, from −1 to 1: at the stage in the middle, of two the kinder."""
+        return median_high([one.mean for one in self.tallies.values()] or [0.0])
+
+    @property
+    def microbatches(self) -> int:
+        """Return by how many it is judged at most."""
+        return max((one.microbatches for one in self.tallies.values()), default=0)
 
     def below(self, errors: float) -> bool:
-        """Return whether that is below nothing by so many standard errors."""
-        if not self.words:
-            return False
-        mean = self.total / self.words
-        error = math.sqrt(max(0.0, self.squares / self.words - mean * mean) / self.words)
-        return mean + errors * error < 0.0
+        """Return whether that is below nothing by so many standard errors, at more than half of the stages."""
+        return 2 * sum(one.below(errors) for one in self.tallies.values()) > len(self.tallies)
 
     @property
     def against(self) -> bool:
-        """Return whether it surely pulls against them."""
-        return self.microbatches >= FEWEST and self.words >= FEWEST_WORDS and self.below(SURE)
+        """Return whether it surely pulls against them, at more than half of the stages."""
+        return 2 * sum(one.enough and one.below(SURE) for one in self.tallies.values()) > len(self.tallies)
 
 
 Known = Mapping[str, Trial]
@@ -124,7 +157,7 @@ def resting(known: Known, step: int) -> dict[PeerId, int]:
 
 def failed(known: Known, step: int) -> dict[PeerId, Trial]:
     """Return the trainers that the record of a step takes the quota from."""
-    return {PeerId(peer): one for peer, one in known.items() if one.until > step and one.words}
+    return {PeerId(peer): one for peer, one in known.items() if one.until > step and one.tallies}
 
 
 def following(
@@ -145,10 +178,11 @@ def following(
         if one.until > step:
             one = Trial(times=one.times, until=one.until)
         elif peer in samples:
-            one = _more(one, *samples[peer])
+            more = {part: one.tallies.get(part, Tally()).more(*told) for part, told in samples[peer].items()}
+            one = one.model_copy(update={"tallies": {**one.tallies, **more}})
         if peer in roster or (one.times and step < one.until + FORGET * _rest(one.times)):
             now[peer] = one
-    able = {trainer: one for trainer, one in now.items() if trainer in roster and one.words and one.until <= step}
+    able = {trainer: one for trainer, one in now.items() if trainer in roster and one.tallies and one.until <= step}
     for trainer, one in able.items():
         others = [other for of, other in able.items() if of != trainer]
         if one.against and len(others) >= FEWEST_TRAINERS - 1 and _most_pull_together(one, others):
@@ -166,35 +200,20 @@ def _most_pull_together(one: Trial, others: Sequence[Trial]) -> bool:
 
 def _samples(
     roster: Roster, committed: Sequence[FedRow], said: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[int, list[int]]]:
-    """Return by trainer how many of its microbatches are judged, and the words."""
+) -> dict[str, dict[PartName, tuple[int, list[int]]]]:
+    """Return by trainer and stage how many of its microbatches are judged, and the words, each cut off."""
     usual = median_low([abs(word) for words in said.values() for word in words if word] or [1])
-    found: dict[str, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[PartName, tuple[int, list[int]]]] = defaultdict(dict)
     for by, words in sorted(said.items()):
-        stage = stage_of(PartName(roster[by].part or ENDS))
-        assert stage is not None  # noqa: S101 - only those of stages are asked
-        counts = Counter(one.microbatch.trainer for one in committed if one.route[stage] == by)
+        part = PartName(roster[by].part or ENDS)
+        stage = stage_of(part)
+        counts = Counter(one.microbatch.trainer for one in committed if stage is not None and one.route[stage] == by)
         for trainer, word in zip(sorted(counts), words, strict=True):
             if word:
+                count, cuts = found[trainer].get(part, (0, []))
                 cut = round(CUT * max(-usual, min(usual, word)) / usual)
-                found[trainer][stage].append((counts[trainer], cut))
-    samples: dict[str, tuple[int, list[int]]] = {}
-    for of_whom, stages in found.items():
-        kinder = sorted(stages.values(), key=lambda told: fmean(cut for _, cut in told))[len(stages) // 2]
-        samples[of_whom] = sum(count for count, _ in kinder), [cut for _, cut in kinder]
-    return samples
-
-
-def _more(one: Trial, microbatches: int, cuts: Sequence[int]) -> Trial:
-    half = 2 if one.microbatches >= MOST else 1
-    return one.model_copy(
-        update={
-            "microbatches": one.microbatches // half + microbatches,
-            "words": one.words // half + len(cuts),
-            "total": round(one.total / half) + sum(cuts),
-            "squares": one.squares // half + sum(cut * cut for cut in cuts),
-        }
-    )
+                found[trainer][part] = count + counts[trainer], [*cuts, cut]
+    return found
 
 
 def _rest(times: int) -> int:

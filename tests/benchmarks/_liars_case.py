@@ -205,6 +205,8 @@ class Watch:
 
 
 def _swarm(root: Path, seed: int, steps: int, trainers: int, defences: Mapping[str, Any]) -> tuple[SimSwarm, Path]:
+    if trainers > 2:  # each feeds as much as any other
+        defences = {**defences, "batch": {"max_share": 1 / trainers}}
     text = "\n\n".join(built_in_corpus().documents)
     texts = [text[at * CHARACTERS : (at + 1) * CHARACTERS] for at in range(trainers + 1)]
     swarm = SimSwarm(

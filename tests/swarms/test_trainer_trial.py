@@ -85,8 +85,9 @@ def test_honest_trainer_of_another_domain_keeps_its_quota(tmp_path: Path, other:
     assert not swarm.events(QuotaTaken)
     trials = swarm.history()[-1]["trials"]
     assert trials.keys() == {swarm.peers[f"trainer-{at}"].endpoint.peer for at in range(4)}
-    assert all(one["microbatches"] >= 24 for one in trials.values()), "all were judged"
-    means = {peer: one["total"] / one["words"] for peer, one in trials.items()}
+    tallies = {peer: one["tallies"]["stage-0"] for peer, one in trials.items()}
+    assert all(one["microbatches"] >= 24 for one in tallies.values()), "all were judged"
+    means = {peer: one["total"] / one["words"] for peer, one in tallies.items()}
     least = min(means, key=lambda peer: means[peer])
     assert least == swarm.peers["trainer-0"].endpoint.peer
     assert means[least] > (0.0 if other == "code" else -40.0)

@@ -15,7 +15,7 @@ from swarm.clock import SystemClock
 from swarm.consensus.history import History, HistoryLine
 from swarm.consensus.records import Quarantined
 from swarm.consensus.roster import owner
-from swarm.consensus.trials import Trial
+from swarm.consensus.trials import Tally, Trial
 from swarm.ids import MicrobatchId
 from tests.harness.rigs.peers import PEERS, RUN, TRAINER, eventful, printed, roster, write
 
@@ -107,7 +107,8 @@ def test_history_row_tells_whose_sum_was_left_out_and_who_says_so() -> None:
 
 
 def test_history_row_tells_of_a_trainer_of_which_nothing_more_is_taken() -> None:
-    trial = Trial(microbatches=24, words=24, total=-2400, squares=240_000, times=1, until=300)
+    tally = Tally(microbatches=24, words=24, total=-2400, squares=240_000)
+    trial = Trial(tallies={"stage-0": tally}, times=1, until=300)
     line = HistoryLine(CHAIN.lines[3].record.model_copy(update={"trials": {PEERS["otter"]: trial}}), None, 2)
     row = row_of(line, roster("otter", "mole", "heron"))
     assert "nothing more of otter until step 300: it pulls against the others" in row_lines([row])[1]
