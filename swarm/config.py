@@ -282,6 +282,7 @@ def check_manifest(manifest: Manifest) -> None:
         )
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
     check_influence(manifest)
+    check_trainer_test(manifest)
     check_codecs(manifest)
     check_speed(manifest)
     check_rebalance(manifest)
@@ -361,6 +362,27 @@ def check_influence(manifest: Manifest) -> None:
             key,
             influence,
             '0 with averaging.mode = "local"',
+            f'Leave {key} out, or use averaging.mode = "sync".',
+            why=why,
+        )
+
+
+def check_trainer_test(manifest: Manifest) -> None:
+    """Check whether trainers of this run can be tested. Raises ConfigError."""
+    if not manifest.optimizer.trainer_test:
+        return
+    key = "optimizer.trainer_test"
+    if manifest.run.reproducible:
+        why = "who fails is found by what replicas say, which depends on which of them computed what"
+        raise ConfigError(
+            key, True, "false with run.reproducible = true", f"Leave {key} out, or set that to false.", why=why
+        )
+    if manifest.averaging.mode == "local":
+        why = "replicas that train apart take steps of their own, in which nobody compares trainers"
+        raise ConfigError(
+            key,
+            True,
+            'false with averaging.mode = "local"',
             f'Leave {key} out, or use averaging.mode = "sync".',
             why=why,
         )

@@ -167,6 +167,9 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "StepHeldUp": lambda name, fields: f"step {fields['step']} waited {fields['seconds']:.1f} s for {fields['peer']}",
     "LeftOutAsSlow": lambda name, fields: f"the run goes on without {fields['peer']}: {fields['reason']}",
     "ProvenWrong": lambda name, fields: f"{fields['peer']} is proven wrong by {' and '.join(fields['by'])}",
+    "QuotaTaken": lambda name, fields: (
+        f"nothing more is taken of {fields['peer']}: {fields['microbatches']} microbatches pull against the others'"
+    ),
     "LateWorkLost": lambda name, fields: f"{fields['tokens']} tokens of {fields['peer']} are lost: {fields['reason']}",
     "StateLeftBehind": lambda name, fields: f"{name} ends with the only {fields['part']} of step {fields['step']}",
     "CaughtUp": lambda name, fields: f"{name} caught up with step {fields['step']}, for which it was late",

@@ -74,6 +74,7 @@ class Row:
     ``provisional_since`` is the first step that was closed without a majority, of a record that counts only when one
     agrees; ``confirmed`` is the record that proves it did, ``ended`` one with which the run was ended early. ``codecs``
     are those of each boundary in the next step, where records name them: others than before where they have changed.
+    ``unfed`` are trainers that the record takes the quota from, with the step from which they may feed again.
     """
 
     step: int
@@ -105,6 +106,7 @@ class Row:
     repeats: int = 0
     left_out: tuple[LeftOutSum, ...] = ()
     faults: tuple[FaultShown, ...] = ()
+    unfed: tuple[tuple[Named, int], ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
@@ -153,6 +155,7 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
             for peer, (tokens, by) in record.called_far.items()
         ),
         faults=tuple(_fault(record, one, before) for one in record.faults),
+        unfed=tuple((_named([peer], known)[0], one.until) for peer, one in record.failed_trainers.items()),
     )
 
 
@@ -225,13 +228,19 @@ def _changes(row: Row) -> Iterable[str]:
         yield "a majority agrees with what was provisional before it"
     if row.aside:
         yield f"{row.aside} microbatch{'es' * (row.aside > 1)} set aside"
+    yield from _misdeeds(row)
+    if row.term != row.proposed:
+        yield f"proposed in term {row.proposed}"
+    yield from [f"sends {codecs_text(row.codecs)} from here"] if row.codecs_changed else []
+
+
+def _misdeeds(row: Row) -> Iterable[str]:
     for one in row.faults:
         yield f"proven wrong: {_listed([who for who, _ in one.barred]) or one.accused.name}"
     for far in row.left_out:
         yield f"{count(far.tokens, 'token')} of {far.peer.name} left out, as {_listed(far.by)} said"
-    if row.term != row.proposed:
-        yield f"proposed in term {row.proposed}"
-    yield from [f"sends {codecs_text(row.codecs)} from here"] if row.codecs_changed else []
+    for trainer, until in row.unfed:
+        yield f"nothing more of {trainer.name} until step {until}: it pulls against the others"
 
 
 def _listed(peers: Sequence[Named]) -> str:

@@ -25,6 +25,7 @@ from peers.session import echo, live, load_identity, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
+from swarm.consensus.trials import FEWEST_TRAINERS
 from swarm.disk import size_text
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
@@ -382,8 +383,14 @@ def _checks(manifest: Manifest) -> list[tuple[str, str]]:
     said = [
         *([f"where three or more replicas hold a part, {' and '.join(compared)}"] if compared else []),
         *([f"no microbatch weighs more than {influence:g} times the usual"] if influence else []),
+        *([_tested(manifest.run.start_when.trainers)] if manifest.optimizer.trainer_test else []),
     ]
     return [("checks", "; ".join(said))] if said else []
+
+
+def _tested(trainers: int) -> str:
+    few = f": {trainers} at the start judge nobody" if trainers < FEWEST_TRAINERS else ""
+    return f"of {FEWEST_TRAINERS} trainers and more one that pulls against the others feeds nothing{few}"
 
 
 def _votes(manifest: Manifest) -> list[tuple[str, str]]:

@@ -105,6 +105,11 @@ def turnout_text(turnout: PartTurnout) -> str:
     return f"{counts} ({'; '.join(said)})" if said else counts
 
 
+def unfed_text(name: str, until: int) -> str:
+    """``ann, until step 300: its microbatches pull against the others'``."""
+    return f"{name}, until step {until}: its microbatches pull against the others'"
+
+
 def mixing_text(standing: StatusReport) -> str:
     """Return how often this peer mixed its weights with others, and how often in vain; "" where replicas do not train
     apart."""
@@ -233,6 +238,7 @@ def _remarks(seen: Seen) -> list[str]:
         ("copies", copies),
     ]
     facts += [("fewer copies in the run", standing.fewer_copies), ("mixed", mixing_text(standing))]
+    facts += [("not fed", "; ".join(unfed_text(*one) for one in standing.unfed))]
     facts += [("early", early_text(standing)), ("capacities", capacities_text(standing))]
     facts.append(("relays", relaying_text(standing.relaying) if standing.relaying else ""))
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
@@ -263,6 +269,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("device", device_text(standing)),
         ("mixed", mixing_text(standing)),
         *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
+        *(("not fed", unfed_text(*one)) for one in standing.unfed),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),
         ("held out", f"{standing.held_out[1]:.4f} after step {standing.held_out[0]:,.0f}" if standing.held_out else ""),
         ("tokens/s", "" if standing.tokens_per_s is None else amount(standing.tokens_per_s)),

@@ -122,6 +122,7 @@ class NodeCommands:
             started=self._started,
             disk="" if situation is None else "; ".join(f"{w}: {why}" for w, why in situation.disk.items()),
             averaging=() if situation is None else situation.averaging,
+            unfed=() if situation is None else situation.unfed,
             averages="" if manifest is None else manifest.averaging.described,
             codecs=self._codecs(),
             early=situation.early if situation and manifest and manifest.speed.overlaps else (),

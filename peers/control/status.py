@@ -52,7 +52,7 @@ class StatusReport:
     latter also for a step that this peer did not see open; ``tokens`` are those that were learnt of it, and those of
     its microbatches; ``held_out`` is a step, and the loss after it of the rows of --eval; ``averaging`` is of the last
     closed step, each part's, ``averages`` says in words what the run averages when, ``codecs`` how activations and
-    their gradients travel in the open step.
+    their gradients travel in the open step. ``unfed`` are trainers of which the run takes nothing until a step.
     Where steps are fed early, ``early`` are the shares of the last steps' microbatches that were, the newest last.
     ``capacities`` are the microbatches a second that each stage can take by what its hosts told with the last step, 0
     where none has, empty where none of any stage has. ``device_use`` is what this peer's device computed of the last
@@ -92,6 +92,7 @@ class StatusReport:
     started: float
     disk: str = ""
     averaging: tuple[PartTurnout, ...] = ()
+    unfed: tuple[tuple[str, int], ...] = ()
     averages: str = ""
     codecs: str = ""
     early: tuple[float, ...] = ()

@@ -30,6 +30,7 @@ from swarm.consensus.faults import BARRED_BYTES, FAULT_BYTES, MAX_BARRED, MAX_FA
 from swarm.consensus.majority import majority
 from swarm.consensus.roster import Member, Roster
 from swarm.consensus.slowness import Barred, Slow
+from swarm.consensus.trials import Trial, Words, failed, resting
 from swarm.errors import Refused
 from swarm.ids import PeerId, StepWork
 from swarm.schema import (
@@ -157,7 +158,7 @@ class Confirmation(Message):
 
 _LEFT_OUT = frozenset(
     {"links", "paces", "codecs", "ended", "norms", "caps", "guarded", "lengths", "usual", "late", "spread_ms", "slow"}
-    | {"admissions", "repeats", "returns", "faults", "barred"}
+    | {"admissions", "repeats", "returns", "faults", "barred", "words", "trials"}
 )
 """Fields of a record that are not written where they say nothing."""
 
@@ -187,8 +188,9 @@ class CloseRecord(Message):
     ready for the close, and are members as before, with what they are owed; ``spread_ms`` is how much arrivals usually
     differ (``swarm.step.lateness``). ``slow`` are those that hold steps up, as leaders say, or did
     (``swarm.consensus.slowness``). ``faults`` prove members wrong, and ``barred`` says until when they, and those
-    before them, may not join again (``swarm.consensus.faults``). ``admissions`` are there in a run that not everybody
-    may join. Size: see :func:`record_bytes`.
+    before them, may not join again (``swarm.consensus.faults``). ``words`` are what replicas say of the trainers whose
+    microbatches they hold, and ``trials`` what follows from them and the record before (``swarm.consensus.trials``).
+    ``admissions`` are there in a run that not everybody may join. Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
     there closed by themselves (``swarm.consensus.branches``), until one that carries its ``confirmation``.
@@ -226,6 +228,8 @@ class CloseRecord(Message):
     slow: Annotated[dict[PeerIdField, Slow], Field(max_length=20_000)] = {}
     faults: Annotated[tuple[Fault, ...], Field(max_length=MAX_FAULTS)] = ()
     barred: Annotated[dict[PeerIdField, Barred], Field(max_length=MAX_BARRED)] = {}
+    words: Annotated[dict[PeerIdField, Words], Field(max_length=20_000)] = {}
+    trials: Annotated[dict[PeerIdField, Trial], Field(max_length=20_000)] = {}
     admissions: Admissions | None = None
     confirmation: Confirmation | None = None
     previous: DigestField
@@ -254,7 +258,12 @@ class CloseRecord(Message):
     @cached_property
     def members(self) -> Roster:
         """The next step's roster: one object, since much is found from a roster once (``copies.copy_duties``)."""
-        return Roster(self.roster, self.admissions, self.slow, self.barred)
+        return Roster(self.roster, self.admissions, self.slow, self.barred, resting(self.trials, self.step + 1))
+
+    @property
+    def failed_trainers(self) -> Mapping[PeerId, Trial]:
+        """Return the trainers that it takes the quota from."""
+        return {} if self.void else failed(self.trials, self.step)
 
     @property
     def founding(self) -> bool:
@@ -485,11 +494,11 @@ More than the trainers that it has room for, so that each may put one aside."""
 
 
 def record_bytes(microbatches: int, stages: int, members: int, *, closed: bool = False) -> int:
-    """An upper estimate of a record's size on the wire: two bytes a microbatch and hop, 400 and more a member, and all
+    """An upper estimate of a record's size on the wire: five bytes a microbatch and hop, 400 and more a member, and all
     that may be put aside, or be said of those that were proven wrong; ``closed``: of a run that not everybody may
     join."""
     more = MAX_ASIDE * ASIDE_BYTES + MAX_FAULTS * FAULT_BYTES + MAX_BARRED * BARRED_BYTES
-    return microbatches * (150 + 2 * stages) + members * 2000 + more + (ADMISSIONS_BYTES if closed else 0)
+    return microbatches * (150 + 5 * stages) + members * 2000 + more + (ADMISSIONS_BYTES if closed else 0)
 
 
 def record_room(microbatches: int, stages: int, limit_bytes: int, *, closed: bool = False) -> int:

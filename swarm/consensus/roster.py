@@ -6,7 +6,7 @@ Read :class:`Roster` first.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol
@@ -66,7 +66,8 @@ class Roster:
     """All live peers, sorted by peer id, so that every peer computes the same from it. Never changes: what is found
     from it is found once. ``admissions`` says who may join them, where the record that names them does; ``slow`` what
     it says of members that hold steps up, ``barred`` of peers that were proven wrong
-    (:mod:`swarm.consensus.faults`)."""
+    (:mod:`swarm.consensus.faults`); ``unfed`` are the trainers of whom the step takes nothing while others are there,
+    with the step from which they may feed again."""
 
     def __init__(
         self,
@@ -74,8 +75,9 @@ class Roster:
         admissions: Admissions | None = None,
         slow: Mapping[str, Slow] = MappingProxyType({}),
         barred: Mapping[str, Barred] = MappingProxyType({}),
+        unfed: Mapping[PeerId, int] = MappingProxyType({}),
     ) -> None:
-        self.admissions, self.slow, self.barred = admissions, slow, barred
+        self.admissions, self.slow, self.barred, self.unfed = admissions, slow, barred, unfed
         self.members = tuple(sorted(members, key=lambda member: member.peer))
         self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
         self._order: tuple[int, tuple[PeerId, ...]] = (-1, ())
@@ -151,6 +153,11 @@ class Roster:
             return there
         homes = self._whole_homes(out)
         return tuple(peer for peer in there if self.borders.home(peer) in homes)
+
+    def fed(self, trainers: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Return those of these trainers that have a quota: without those of whom nothing is taken, unless no others
+        are there."""
+        return tuple(peer for peer in trainers if peer not in self.unfed) or tuple(trainers)
 
     @property
     def lives(self) -> Mapping[PeerId, int]:

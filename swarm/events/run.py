@@ -229,6 +229,19 @@ class ProvenWrong(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaTaken(Event):
+    """A trainer's microbatches pulled against all others', by the words of replicas of several steps: by ``mean`` from
+    −1 to 1 over so many ``microbatches``. The run takes nothing of it until step ``until``; it stays a member. Each
+    time that is twice as far."""
+
+    step: int
+    peer: PeerId
+    mean: float
+    microbatches: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp(Event):
     """This peer was late for a step's close, and has the update with which it closed, ``seconds`` after it began to
     ask for it. What it learnt stays in its weights."""

@@ -256,6 +256,8 @@ class TrainerRole:
             open_bounds(self._manifest, self._bounds, self.part, record)
         self._wiring.know_links(codec_rules(self._manifest).link_seconds(record))
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
+        if self._peer in roster.unfed:
+            trainers = self._manifest.step_microbatches + 1  # so that it feeds nothing early
         stages = roster.borders.within(self._peer, roster.stages())
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, stages, trainers, cursor, follows, roster.since)

@@ -207,6 +207,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         max_loss=most_loss(manifest),
         guards=manifest.averaging.guard != "none",
         influence=manifest.optimizer.influence,
+        tries_trainers=manifest.optimizer.trainer_test,
         admission=AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )

@@ -33,10 +33,11 @@ class PeerStatus:
     boundaries in the open step, where records name them; ``early`` are the shares of the newest steps' microbatches
     that were fed early, the newest last; ``capacities`` what each stage can take by the newest record, microbatches a
     second; ``device_use`` what this peer's device computed of the newest step that it saw whole; ``averaging`` says who
-    was in the averaging of each of its parts; ``disk`` is what the disk does not take, with the reason; ``mixed`` how
-    often it mixed its weights with others, and ``mixed_alone`` how often nobody was there to do so with; ``memory``
-    counts what its memory holds when it is asked for, and ``activity`` says what it does for microbatches; ``placed``
-    is called when it has chosen its part, which others who choose should know soon."""
+    was in the averaging of each of its parts, and ``unfed`` of which trainers the run takes nothing until which step;
+    ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
+    ``mixed_alone`` how often nobody was there to do so with; ``memory`` counts what its memory holds when it is asked
+    for, and ``activity`` says what it does for microbatches; ``placed`` is called when it has chosen its part, which
+    others who choose should know soon."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -56,6 +57,7 @@ class PeerStatus:
     capacities: tuple[float, ...] = ()
     device_use: DeviceUse | None = None
     averaging: tuple[PartTurnout, ...] = ()
+    unfed: tuple[tuple[str, int], ...] = ()
     disk: dict[str, str] = field(default_factory=dict)
     mixed: int = 0
     mixed_alone: int = 0

@@ -16,6 +16,7 @@ from swarm.events import (
     LossesFarOut,
     Participation,
     PartsCapped,
+    QuotaTaken,
     ResidualLost,
     RosterChanged,
     RunStarted,
@@ -108,6 +109,8 @@ class StepEvents:
         step, why = self._left_out
         left_out = {PeerId(peer): reason for peer, reason in why.items()} if step == record.step else {}
         found = turnouts(record, before, self._around.watch.gone, left_out)
+        names = record.members.names
+        self._situation.unfed = tuple((names.get(peer, peer), step) for peer, step in record.members.unfed.items())
         self._situation.averaging = tuple(_told(one, record.members, before) for one in found)
         me = self._around.endpoint.peer
         for one in found:
@@ -138,6 +141,10 @@ class StepEvents:
             events.emit(PartsCapped(step=record.step, caps=dict(record.caps)))
         for part, peer, tokens, by in far_sums(record, before):
             events.emit(SumLeftOut(step=record.step, part=part, peer=peer, tokens=tokens, by=by))
+        for peer, one in record.failed_trainers.items():
+            events.emit(
+                QuotaTaken(step=record.step, peer=peer, mean=one.mean, microbatches=one.microbatches, until=one.until)
+            )
         events.emit(
             StepClosed(
                 step=record.step,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from statistics import median_low
 from typing import Literal
 
@@ -15,6 +16,7 @@ from swarm.ids import StepWork
 from swarm.models.layout import FlatLayout
 from swarm.models.passes import Bound, Gradients
 from swarm.optim.clipping import LONGEST, Lengths, shrunk
+from swarm.optim.sketches import Sketches
 
 AccumulatorDType = Literal["float32", "float64"]
 
@@ -35,6 +37,7 @@ class Accumulator:
         self._work: dict[StepWork, float] = {}
         """What is in the sum, and what each was multiplied with."""
         self._lengths: dict[StepWork, Lengths] = {}
+        self._sketches: Sketches | None = None
 
     @property
     def work(self) -> frozenset[StepWork]:
@@ -67,7 +70,7 @@ class Accumulator:
             length = length_of(gradients)
             scale, self._lengths[work] = shrunk(length, bound.most), (length, min(bound.arrived, LONGEST))
         self._work[work] = scale
-        self._take(gradients, +1, scale)
+        self._change(work, gradients, +1, scale)
 
     def remove(self, work: StepWork, gradients: Gradients) -> None:
         """Take one microbatch out again, given the same gradients, recomputed. Exact in float64; in float32 up to the
@@ -76,13 +79,23 @@ class Accumulator:
             raise BugError(f"{work} is not in the sum")
         self.check(gradients)
         self._lengths.pop(work, None)
-        self._take(gradients, -1, self._work.pop(work))
+        self._change(work, gradients, -1, self._work.pop(work))
+
+    def see_trainers(self, secret: int) -> None:
+        """Compare trainers' shares of the sum from now on, by coordinates that this number draws."""
+        self._sketches = Sketches(self._sum.numel(), self._sum.device, secret)
+
+    def words(self, trainers: Sequence[str]) -> tuple[int, ...]:
+        """See :meth:`~swarm.optim.sketches.Sketches.words`; nothing where no shares are compared."""
+        return () if self._sketches is None else self._sketches.words(trainers)
 
     def reset(self) -> None:
         """Empty: ready for the next step."""
         self._sum.zero_()
         self._work.clear()
         self._lengths.clear()
+        if self._sketches is not None:
+            self._sketches.draw()
 
     def check(self, gradients: Gradients) -> None:
         """Raise BugError when a parameter's gradient is missing, named twice or misshapen, and Violation when a value
@@ -102,6 +115,10 @@ class Accumulator:
         for name, gradient in gradients:
             if not bool(gradient.isfinite().all()):
                 raise Violation(f"the gradient of {name} is not finite")
+
+    def _change(self, work: StepWork, gradients: Gradients, sign: int, scale: float) -> None:
+        with nullcontext() if self._sketches is None else self._sketches.seeing(work.microbatch.trainer, self._sum):
+            self._take(gradients, sign, scale)
 
     def _take(self, gradients: Gradients, sign: int, scale: float) -> None:
         """Add or subtract so much of them: on a GPU in a few launches, but one after the other where each is rounded
@@ -148,6 +165,11 @@ class OpenSums:
     def any(self) -> Accumulator:
         """Return one, for what all are asked alike."""
         return self._made[0]
+
+    def see_trainers(self, secret: int) -> None:
+        """See :meth:`Accumulator.see_trainers`."""
+        for one in self._made:
+            one.see_trainers(secret)
 
     @property
     def totals(self) -> list[Tensor]:

@@ -15,7 +15,7 @@ hashed piece by piece and forgotten, and made again when the step is decided. So
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from weakref import WeakSet
 
 import torch
@@ -295,6 +295,14 @@ class TrainedPart(PartState):
     def lengths(self, step: int) -> Lengths:
         """See :attr:`~swarm.optim.accumulate.Accumulator.lengths`. Any thread may ask. Raises WrongStep."""
         return self._sums[step].lengths
+
+    def see_trainers(self, secret: int) -> None:
+        """Compare trainers' shares of sums: see :mod:`swarm.optim.sketches`. ``secret`` is known to this peer alone."""
+        self._sums.see_trainers(secret)
+
+    def words(self, step: int, trainers: Sequence[str]) -> tuple[int, ...]:
+        """See :meth:`~swarm.optim.accumulate.Accumulator.words`. Raises WrongStep."""
+        return self._sums[step].words(trainers)
 
     def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """Undo an accumulation; see :meth:`~swarm.optim.accumulate.Accumulator.remove`."""

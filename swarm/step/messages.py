@@ -25,6 +25,7 @@ from swarm.consensus.records import (
     Quarantined,
     SquaredNorm,
 )
+from swarm.consensus.trials import Words
 from swarm.network.protocols import Rpc
 from swarm.schema import (
     LISTED,
@@ -202,8 +203,8 @@ class Averaged(Message):
     ``differs``: the culprit holds another result than most. ``heard`` is what it measured of the links to the others of
     its part, ``pace_us`` how many microseconds it computes a microbatch for, 0 where no record is to say so.
     ``guarded`` are the sums that it left out of what it averaged for all, ``lengths`` those of its microbatches that
-    are usual, where they are bounded. ``waited`` are those of its part that were late for the round, with the seconds
-    that it waited for each.
+    are usual, where they are bounded, ``words`` what it says of their trainers, where these are tested. ``waited`` are
+    those of its part that were late for the round, with the seconds that it waited for each.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -218,6 +219,7 @@ class Averaged(Message):
     pace_us: Annotated[int, Field(ge=0, le=MAX_PACE_US, exclude_if=lambda value: not value)] = 0
     guarded: Annotated[Guarded, Field(exclude_if=operator.not_)] = {}
     lengths: Annotated[GradientLengths, Field(exclude_if=lambda value: not any(value))] = (0.0, 0.0)
+    words: Annotated[Words, Field(exclude_if=operator.not_)] = ()
     waited: Annotated[
         dict[PeerIdField, Annotated[float, Field(ge=0, le=1e6)]], Field(max_length=1024, exclude_if=operator.not_)
     ] = {}
@@ -233,8 +235,8 @@ class Averaged(Message):
 
 class Apply(Message):
     """The scalars of the step: compute what the update makes of the state. ``sq_norms`` are the squared norms of all
-    parts' means, of which everybody finds the same caps (``swarm.optim.clipping``). ``guarded`` and ``lengths`` say by
-    replica what it answered: who computes with this signs that its own answer is in it."""
+    parts' means, of which everybody finds the same caps (``swarm.optim.clipping``). ``guarded``, ``lengths`` and
+    ``words`` say by replica what it answered: who computes with this signs that its own answer is in it."""
 
     step: Count
     term: Count
@@ -243,6 +245,7 @@ class Apply(Message):
     sq_norms: Annotated[dict[PartField, SquaredNorm], Field(max_length=1025)]
     guarded: Annotated[dict[PeerIdField, Guarded], Field(max_length=20_000, exclude_if=operator.not_)] = {}
     lengths: Annotated[dict[PeerIdField, GradientLengths], Field(max_length=20_000, exclude_if=operator.not_)] = {}
+    words: Annotated[dict[PeerIdField, Words], Field(max_length=20_000, exclude_if=operator.not_)] = {}
 
 
 class Prepared(Message):

@@ -70,7 +70,8 @@ class Asked:
 def _scalars(said: Apply | CloseRecord, sq_norms: Mapping[str, float]) -> list[Any]:
     left_out = {by: sorted(sums.items()) for by, sums in sorted(said.guarded.items())}
     more = [left_out, sorted(said.lengths.items())] if said.guarded or said.lengths else []
-    return [said.lr, said.clip, sorted(sq_norms.items()), *more]
+    tested = [sorted(said.words.items())] if said.words else []
+    return [said.lr, said.clip, sorted(sq_norms.items()), *more, *tested]
 
 
 def _inputs(

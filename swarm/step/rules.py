@@ -43,6 +43,7 @@ class StepRules:
     ``begins_after``: the step of another run's checkpoint that the run goes on with, and what its first record says of
     the record before.
     ``max_loss`` is the most nats a token that a microbatch can have.
+    ``tries_trainers``: who pulls against all other trainers has no quota (:mod:`swarm.consensus.trials`).
     ``guards``: sums that are far from the others' are left out of means; ``influence``: a microbatch may be so many
     times as long as is usual, 0: as long as it is.
     ``admission`` says who may join.
@@ -76,16 +77,19 @@ class StepRules:
     max_loss: float = MAX_LOSS
     guards: bool = False
     influence: float = 0.0
+    tries_trainers: bool = False
     admission: AdmissionPolicy = AdmissionPolicy()
     how_to_join: HowToJoin = join_words
 
-    def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
-        """The most each of these trainers may feed of a step."""
+    def quota(self, step: int, trainers: Sequence[PeerId], fed: Sequence[PeerId] | None = None) -> Mapping[PeerId, int]:
+        """The most each of these trainers may feed of a step: nothing those that are not ``fed``, where that is said
+        (:meth:`Roster.fed`)."""
         if not trainers:
             return {}
+        fed = trainers if fed is None else fed
         if self.reproducible:
-            return fixed_quota(step, trainers, self.target)
-        return free_quota(trainers, self.target, self.max_share)
+            return fixed_quota(step, fed, self.target)
+        return dict.fromkeys(trainers, 0) | free_quota(fed, self.target, self.max_share)
 
     def first_lease(self, trainers: Sequence[PeerId]) -> int:
         """Return how many microbatches each of these trainers may start when a step opens, without asking its

@@ -35,6 +35,7 @@ from swarm.events import (
     LossesFarOut,
     PartsCapped,
     PeerLost,
+    QuotaTaken,
     RoundVoid,
     StepClosed,
     StepHeldUp,
@@ -52,7 +53,7 @@ from tests.harness.crashes import part_of
 STAGES, REPLICAS = 2, 3
 DEFENCES: Mapping[str, Mapping[str, Any]] = {
     "averaging": {"guard": "leave-out", "check": 0.02},
-    "optimizer": {"influence": 2.0},
+    "optimizer": {"influence": 2.0, "trainer_test": True},
 }
 """Keys of the manifest that defend against members that lie: all that there are and that work together."""
 SHAPE: Mapping[str, Any] = {
@@ -78,7 +79,7 @@ def _said(text: str) -> Iterator[str]:
 
 
 NAMES: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
-    **dict.fromkeys((GradientsFarOut, HopDiffers, LeftOutAsSlow, PeerLost, StepHeldUp, SumLeftOut), _peer),
+    **dict.fromkeys((GradientsFarOut, HopDiffers, LeftOutAsSlow, PeerLost, QuotaTaken, StepHeldUp, SumLeftOut), _peer),
     LossesFarOut: lambda event: [event.peer] if event.peer else [],
     RoundVoid: lambda event: [event.culprit] if event.culprit else [],
     DigestMismatch: lambda event: _rare(event.digests),
@@ -204,6 +205,8 @@ class Watch:
 
 
 def _swarm(root: Path, seed: int, steps: int, trainers: int, defences: Mapping[str, Any]) -> tuple[SimSwarm, Path]:
+    if trainers > 2:  # each feeds as much as any other
+        defences = {**defences, "batch": {"max_share": 1 / trainers}}
     text = "\n\n".join(built_in_corpus().documents)
     texts = [text[at * CHARACTERS : (at + 1) * CHARACTERS] for at in range(trainers + 1)]
     swarm = SimSwarm(

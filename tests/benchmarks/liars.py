@@ -49,6 +49,9 @@ ATTACKS = (
     Attack("loss-zero", "trainer-0", 4, OFTEN),
     Attack("tokens-few", "trainer-0", 4, OFTEN),
     Attack("sum-x-10", "trainer-0", 4),
+    Attack("pulls-x-1", "trainer-0", 4, OFTEN),
+    Attack("pulls-x-10", "trainer-0", 4, OFTEN),
+    Attack("pulls-noise", "trainer-0", 4, OFTEN),
     Attack("output-noise", "host-0", rates=OFTEN),
     Attack("output-x1.5", "host-0", rates=OFTEN),
     Attack("output-x-1", "host-0", rates=OFTEN),
@@ -164,8 +167,8 @@ def _counted(kinds: Mapping[str, int]) -> str:
 NOTES = (
     "simulated: virtual time, links that take none, devices that take 50 ms forward and 100 ms backward a microbatch; "
     "peers, messages and numbers are the product's own; the figures repeat themselves",
-    "2 stages × 3 replicas, 2 trainers, or 4 where the lie is a trainer's; 12 microbatches of 4 × 16 tokens a step, of "
-    "the text that comes with Python; a model of two layers",
+    "2 stages × 3 replicas, 2 trainers, or 4 with equal shares where the lie is a trainer's; 12 microbatches of 4 × 16 "
+    "tokens a step, of the text that comes with Python; a model of two layers",
     "ratios: to the honest run without defences of the same seed; loss: of rows that nobody learns from, by the "
     "parameters that honest members hold at the end; seconds: of the median and of the slowest step",
     "named_by: events of honest members that name the liar, of kinds that name it more than twice as often as in the "

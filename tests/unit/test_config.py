@@ -59,6 +59,16 @@ def test_manifest_that_bounds_microbatches_is_another_run_and_refuses_where_nobo
     assert caught.value.key == "optimizer.influence"
 
 
+@pytest.mark.parametrize("sections", [{"run": {"reproducible": True}}, {"averaging": {"mode": "local"}}])
+def test_manifest_that_tests_trainers_is_another_run_and_refuses_where_nobody_could(sections: dict[str, Any]) -> None:
+    plain, tested = (parse_manifest(document(optimizer=one), "a test") for one in ({}, {"trainer_test": True}))
+    assert plain.run_id != tested.run_id
+    assert parse_manifest(document(optimizer={"trainer_test": False}), "a test").run_id == plain.run_id
+    with pytest.raises(ConfigError, match=r"Leave optimizer\.trainer_test out") as caught:
+        parse_manifest(document(optimizer={"trainer_test": True}, **sections), "a test")
+    assert caught.value.key == "optimizer.trainer_test"
+
+
 def test_manifest_that_is_reproducible_refuses_int8_averaging_and_says_why() -> None:
     with pytest.raises(ConfigError, match="depends on which replica computed what") as caught:
         parse_manifest(document(averaging={"codec": "int8"}, run={"reproducible": True}), "a test")

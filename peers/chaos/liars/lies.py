@@ -166,6 +166,28 @@ def _labels(liar: Liar, honest: Any, source: ShardSource) -> ShardBatch:
     return replace(batch, targets=torch.where(batch.targets < 0, batch.targets, drawn))
 
 
+def _turned(change: Callable[[torch.Tensor, Liar, Any], torch.Tensor]) -> tuple[LieSeam, ...]:
+    """A trainer's gradients are others than those of its loss: of its ends, and what it hands back to the stages."""
+
+    def loss(liar: Liar, honest: Any, part: TrainedPart, hidden: Any, targets: Any, *, work: Any = None) -> Any:
+        loss_sum, tokens, back, gradients = honest(part, hidden, targets, work=work)
+        if work is None or not liar.lies(work.step, work.microbatch):
+            return loss_sum, tokens, back, gradients
+        return loss_sum, tokens, change(back, liar, work), [(name, change(one, liar, work)) for name, one in gradients]
+
+    return (LieSeam(TrainedPart, "loss", loss),)
+
+
+def _times(factor: float) -> Callable[[torch.Tensor, Liar, Any], torch.Tensor]:
+    return lambda gradient, liar, work: gradient * factor
+
+
+def _loud(gradient: torch.Tensor, liar: Liar, work: Any) -> torch.Tensor:
+    """Return noise, 30 times as long."""
+    drawn = torch.randn(gradient.shape, generator=liar.random(work.step, work.microbatch)).to(gradient)
+    return drawn * float(30.0 * gradient.norm() / drawn.norm().clamp(min=1e-30))
+
+
 def _report(change: Callable[[FinishedJourney], FinishedJourney]) -> tuple[LieSeam, ...]:
     """It reports another loss, or fewer tokens, than it computed."""
 
@@ -251,6 +273,9 @@ LIES: Mapping[str, tuple[LieSeam, ...]] = {
     "sum-x-10": _sum(-10.0),
     "sum-x-60": _sum(-60.0),
     "reducer-x-1": (LieSeam(ReducedVector, "settle", _negated_chunk),),
+    "pulls-x-1": _turned(_times(-1.0)),
+    "pulls-x-10": _turned(_times(-10.0)),
+    "pulls-noise": _turned(_loud),
     "labels": (LieSeam(ShardSource, "take", _labels),),
     "loss-zero": _report(lambda found: replace(found, loss_sum=0.0)),
     "tokens-few": _report(_few),

@@ -17,7 +17,8 @@ PROGRAM = "peers.chaos.liars"
 REPORT = "lies.json"
 KINDS = (
     "output-noise", "output-x1.5", "output-x-1", "output-zero", "output-stale", "gradient-x-50", "sum-x-1", "sum-x-10",
-    "sum-x-60", "reducer-x-1", "labels", "loss-zero", "tokens-few", "slower", "late", "asks-again", "invents",
+    "sum-x-60", "reducer-x-1", "pulls-x-1", "pulls-x-10", "pulls-noise", "labels", "loss-zero", "tokens-few", "slower",
+    "late", "asks-again", "invents",
 )  # fmt: skip
 LIE = rf"^({'|'.join(map(re.escape, KINDS))})(:(0?\.[0-9]*[1-9][0-9]*|1))?$"
 """A lie, and at which rate it is told: ``KIND:RATE``, 1 without one."""

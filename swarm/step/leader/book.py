@@ -95,8 +95,9 @@ class StepBook:
         """Lead the first term: nothing was begun before. Each trainer has its first lease by rule, and need not ask."""
         trainers = self.roster.feeding()
         self.led = LedTerm(0, self._new_ledger(trainers))
-        for trainer in trainers:
-            self.led.ledger.lease(self.step, trainer, self._rules.first_lease(trainers))
+        fed = self.roster.fed(trainers)
+        for trainer in fed:
+            self.led.ledger.lease(self.step, trainer, self._rules.first_lease(fed))
 
     def begin_term(self, term: int, gone: Container[PeerId]) -> None:
         """Lead a later term: nothing is known yet, every trainer that is there must say what it has begun before
@@ -115,7 +116,10 @@ class StepBook:
         self.requests.forget()
 
     def _new_ledger(self, trainers: Sequence[PeerId]) -> Ledger:
-        return Ledger(self.step, self._rules.target, self._rules.quota(self.step, trainers))
+        return Ledger(self.step, self._rules.target, self._quota(trainers))
+
+    def _quota(self, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
+        return self._rules.quota(self.step, trainers, self.roster.fed(trainers))
 
     # --- what the leader does with it ----------------------------------------------------------------------------
 
@@ -128,7 +132,7 @@ class StepBook:
             return False
         led.awaited = (led.awaited & set(there)) | (set(there) - set(led.ledger.trainers))
         keep = self._places(self._held_by_others(gone))
-        led.ledger.share(self._rules.quota(self.step, there), keep)
+        led.ledger.share(self._quota(there), keep)
         self._changed.set()
         return True
 
@@ -208,8 +212,12 @@ class StepBook:
         self._check_resumed(led, trainer)
         if led.awaited:
             raise Busy(f"{len(led.awaited)} trainers have yet to say what they have begun")
-        total, reason = led.ledger.lease(self.step, trainer, total)
-        return Leased(total=total, reason=reason)
+        granted, reason = led.ledger.lease(self.step, trainer, total)
+        if not granted and trainer in self.roster.unfed:
+            reason = (
+                f"its microbatches pull against the others': it feeds again from step {self.roster.unfed[trainer]} on"
+            )
+        return Leased(total=granted, reason=reason)
 
     def complete(self, led: LedTerm, trainer: PeerId, contribution: Contribution) -> None:
         """Count what came home. Raises Superseded for a trainer that must resume."""

@@ -15,6 +15,7 @@ from swarm.consensus.changes import Changes, with_work
 from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import Roster
+from swarm.consensus.trials import Trial, checked_words, following
 from swarm.errors import PeerError, Refused, Superseded, Violation
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
 from swarm.network.protocols import ReplyT
@@ -81,6 +82,7 @@ class ReconciledTable:
         clipped = rules.clipped(sq_norms)
         said = {str(peer): answer.guarded for peer, answer in self.answers.items()} if rules.guards else {}
         told = {str(peer): answer.lengths for peer, answer in self.answers.items()} if rules.influence else {}
+        words = {str(peer): answer.words for peer, answer in self.answers.items()} if rules.tries_trainers else {}
         apply = Apply(
             step=asked.step,
             term=asked.term,
@@ -89,6 +91,7 @@ class ReconciledTable:
             sq_norms=sq_norms,
             guarded=guarded(self.roster, asked.committed, said),
             lengths={peer: lengths for peer, lengths in sorted(told.items()) if any(lengths)},
+            words=checked_words(self.roster, asked.committed, words),
         )
         return apply, clipped
 
@@ -106,6 +109,11 @@ class AppliedTable:
         """Return each part's state after the step. Raises Disagreement."""
         said = {peer: answer.digest for peer, answer in self.answers.items()}
         return agreed("the updated weights", self.reconciled.live, said)
+
+    def _trials(self, before: CloseRecord) -> dict[str, Trial]:
+        asked, words = self.reconciled.asked, self.asked.words
+        known = bool(words or before.trials)
+        return following(before.trials, asked.step, self.reconciled.roster, asked.committed, words) if known else {}
 
     def record(
         self, before: CloseRecord, previous: str, changes: Changes, following: Roster, most: int, **more: Any
@@ -130,6 +138,8 @@ class AppliedTable:
             guarded=self.asked.guarded,
             lengths=self.asked.lengths,
             usual=usual_by_part(self.reconciled.roster, before.usual, self.asked.lengths),
+            words=self.asked.words,
+            trials=self._trials(before),
             digests={str(part): value for part, value in self.digests().items()},
             cursors=cursors(before, attempt.committed, averaged, following, most),
             roster=following.members,

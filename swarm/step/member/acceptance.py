@@ -14,6 +14,8 @@ from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import MAX_ASIDE, CloseRecord, Decision, check_acceptances, check_confirmed, voters
 from swarm.consensus.roster import Roster, lost_parts, needed, owner, part_lost
 from swarm.consensus.slowness import following, struck
+from swarm.consensus.trials import checked_words
+from swarm.consensus.trials import following as trials_following
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violation
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Credential
@@ -69,6 +71,8 @@ class AcceptanceRules:
             raise Violation("it says that this replica left out other sums than it did")
         if self._rules.influence and body.lengths.get(self._me, (0.0, 0.0)) != mean.answer.lengths:
             raise Violation("it says that other lengths of microbatches are usual here than are")
+        if self._rules.tries_trainers and body.words.get(self._me, ()) != mean.answer.words:
+            raise Violation("it has this replica say something else of trainers than it did")
 
     def over(
         self, roster: Roster, part: str, gone: Mapping[PeerId, str], fell_silent: Callable[[PeerId], bool]
@@ -227,6 +231,7 @@ class AcceptanceRules:
         if record.guarded != guarded(roster, record.committed, said):
             raise Refused("the record says that sums were left out that there are not")
         self._check_lengths(roster, record)
+        self._check_trials(roster, record)
         if set(record.digests) != set(map(str, roster.parts)):
             raise Refused("the record's digests are not those of the run's parts")
 
@@ -237,6 +242,15 @@ class AcceptanceRules:
             raise Refused("the record tells of lengths of microbatches where there are none")
         if record.usual != usual_by_part(roster, self._history.head.usual, record.lengths):
             raise Refused("what the record says is usual is not what its lengths give")
+
+    def _check_trials(self, roster: Roster, record: CloseRecord) -> None:
+        """That trainers are judged as the replicas' words give, of a run that tests them."""
+        said = record.words if self._rules.tries_trainers else {}
+        if record.words != checked_words(roster, record.committed, said):
+            raise Refused("the record has words about trainers from those that cannot have said them")
+        known = self._history.head.trials
+        if record.trials != trials_following(known, record.step, roster, record.committed, record.words):
+            raise Refused("what the record says of trainers is not what its words and the record before give")
 
     def _check_late(self, roster: Roster, record: CloseRecord) -> None:
         """That it owes those that it calls late what they did, to none whom it calls lost, and that they stay."""
@@ -327,8 +341,8 @@ class AcceptanceRules:
         if set(state.reconciled.late) != set(record.late):
             raise Refused("the record calls others late than its averaging was made without")
         applied = state.applied
-        asked = (applied.lr, applied.sq_norms, applied.guarded, applied.lengths)
-        if (record.lr, record.norms, record.guarded, record.lengths) != asked:
+        asked = (applied.lr, applied.sq_norms, applied.guarded, applied.lengths, applied.words)
+        if (record.lr, record.norms, record.guarded, record.lengths, record.words) != asked:
             raise Refused("the record's scalars are not those that were applied")
         if name is not None and record.digests.get(name) != state.digest:
             raise Refused(f"the record's digest of {name} is not ours")

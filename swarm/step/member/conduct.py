@@ -96,10 +96,10 @@ class Vetoes:
             return self._absence(roster, record, conduct, {*gone, *conduct.tied}, now)
         if record.forks and self.me in record.absent:
             return ""  # those that closed it have signed that they saw no majority: what we heard is another side
-        if (why := self._absence(roster, record, conduct, gone, now)) or record.term > 0:
+        if why := self._absence(roster, record, conduct, gone, now):
             return why
         there = roster.feeding({*record.absent, *conduct.missed})
-        return self._quota(record, there)
+        return self._quota(roster, record, there)
 
     def _absence(
         self, roster: Roster, record: CloseRecord, conduct: LeaderConduct, gone: Collection[str], now: float
@@ -119,11 +119,13 @@ class Vetoes:
         tried = "the step was not tried with it in this term, or fewer than two leaders have gone on without it"
         return f"{heard[0]} is there, as far as is known here, and {tried}"
 
-    def _quota(self, record: CloseRecord, there: Sequence[PeerId]) -> str:
-        """Name the trainer that fed more of the step than is its share among those that were there throughout. Asked of
-        the first term's records: what was computed when a leader was lost counts no matter who did it."""
-        most, fed = self.rules.quota(record.step, there), Counter(one.microbatch.trainer for one in record.committed)
+    def _quota(self, roster: Roster, record: CloseRecord, there: Sequence[PeerId]) -> str:
+        """Name the trainer that fed more of the step than is its share among those that were there throughout. In later
+        terms than the first only one that has none: what was computed when a leader was lost counts no matter who did
+        it."""
+        most = self.rules.quota(record.step, there, roster.fed(there))
+        fed = Counter(one.microbatch.trainer for one in record.committed)
         for trainer in there:
-            if fed[trainer] > most[trainer]:
+            if fed[trainer] > most[trainer] and (record.term == 0 or not most[trainer]):
                 return f"{trainer} fed {fed[trainer]} microbatches of the step where {most[trainer]} are its quota"
         return ""

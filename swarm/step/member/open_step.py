@@ -16,6 +16,7 @@ from swarm.consensus.ballot import Ballot
 from swarm.consensus.ledger import assigned, weights
 from swarm.consensus.records import CloseRecord, Contribution, Late, by_trainer
 from swarm.consensus.roster import Member, Roster
+from swarm.consensus.trials import judged
 from swarm.device import Device
 from swarm.errors import PeerError, Refused, RoundFailed, Superseded
 from swarm.ids import MicrobatchId, PartName, PeerId, StepWork, stage_of
@@ -39,6 +40,10 @@ class HeldPart(Protocol):
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> torch.Tensor | None:
         """Return what goes into a step's round for the ``assigned`` work with so many target tokens, flat; None when it
         first has to be settled what is in it."""
+
+    def words(self, step: int, trainers: Sequence[str]) -> tuple[int, ...]:
+        """Return what is to be said of these trainers, of whose microbatches an open step's accumulator is the sum;
+        nothing where nobody tests them."""
 
     def lengths(self, step: int) -> tuple[float, float]:
         """Return the usual length of the gradients in an open step's accumulator, and of those from which they were
@@ -234,8 +239,13 @@ class Attempt:
         owed = {peer: late for peer, late in self.owed().items() if peer not in body.forfeits}
         shares = {peer: weight(did[peer], owed.get(peer)) for peer in group}
         try:
-            tokens = shares[self.me]
-            sums = await self._settled(step, expected, lambda: part.contribution(step, expected.keys(), tokens))
+            tokens, trainers = shares[self.me], judged(body.committed, self.me, stage_of(name))
+
+            def contribution() -> tuple[torch.Tensor, tuple[int, ...]] | None:
+                found = part.contribution(step, expected.keys(), tokens)
+                return None if found is None else (found, part.words(step, trainers))
+
+            sums, words = await self._settled(step, expected, contribution)
             lengths = part.lengths(step)
         except PeerError as error:
             there = await self.device.run(part.accumulated, step)
@@ -269,6 +279,7 @@ class Attempt:
             guarded={peer: math.ceil(shares[peer] * size / elements) for peer, size in far},
             waited=dict([(str(peer), s) for peer, s in result.waited.items() if s > LATER_S][:MAX_HEARD]),
             lengths=lengths,
+            words=words,
             rows=rows,
         )
         return Mean(result.tensor, answer, result.left)
@@ -287,14 +298,13 @@ class Attempt:
         self,
         step: int,
         expected: Mapping[StepWork, tuple[PeerId, ...]],
-        contribution: Callable[[], torch.Tensor | None],
-    ) -> torch.Tensor:
-        """Our sum when it holds what is expected and nothing else; a gradient that comes in meanwhile is reversed.
-        Raises a PeerError. Cost: one copy of the sum, when it is right."""
+        contribution: Callable[[], tuple[torch.Tensor, tuple[int, ...]] | None],
+    ) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """Our sum, and what we say of its trainers, when it holds what is expected and nothing else; a gradient that
+        comes in meanwhile is reversed. Raises a PeerError. Cost: one copy of the sum, when it is right."""
         for _ in range(SETTLE_ROUNDS):
-            sums = await self.device.run(contribution)
-            if sums is not None:
-                return sums
+            if (found := await self.device.run(contribution)) is not None:
+                return found
             await self.settle(step, expected)
         raise Refused(f"its sum still changes after {SETTLE_ROUNDS} times")
 

@@ -122,6 +122,8 @@ class RemoteLeader:
             if not held <= answer.total <= held + wanted:
                 reason = f"{answer.total} microbatches leased where {held} were and {wanted} more were asked for"
                 raise Violation(reason, peer=leader)
+            if not answer.total:
+                logger.info("step %d, nothing is leased to this trainer: %s", step, answer.reason)
             book.leased = answer.total
             return answer.total - held
 
@@ -221,7 +223,7 @@ class RemoteLeader:
         if self._at.open_step != step:
             raise WrongStep(f"step {step} is closed, step {self._at.open_step} is open")
         if step > self._book.step:
-            feeding = self._at.roster.feeding()
+            feeding = self._at.roster.fed(self._at.roster.feeding())
             first = self._at.rules.first_lease(feeding) if self._calls.me in feeding else 0
             self._book = TrainerBook(step, leased=first, ready=first)
         return self._book

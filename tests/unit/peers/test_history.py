@@ -15,6 +15,7 @@ from swarm.clock import SystemClock
 from swarm.consensus.history import History, HistoryLine
 from swarm.consensus.records import Quarantined
 from swarm.consensus.roster import owner
+from swarm.consensus.trials import Tally, Trial
 from swarm.ids import MicrobatchId
 from tests.harness.rigs.peers import PEERS, RUN, TRAINER, eventful, printed, roster, write
 
@@ -65,7 +66,7 @@ def test_history_as_json_is_one_stable_line(path: Path, capsys: pytest.CaptureFi
         "step", "term", "proposed", "founding", "void", "loss", "tokens", "microbatches", "aside", "members", "joined",
         "left", "absent", "leader", "accepted", "grad_norm", "clip", "lr", "hash", "previous", "cursors",
         "provisional_since", "confirmed", "ended", "codecs", "codecs_changed", "repeats",
-        "left_out", "faults",
+        "left_out", "faults", "unfed",
     ]  # fmt: skip
     first = found["rows"][0]
     assert first["absent"] == [{"peer": PEERS["mole"], "name": "mole"}]
@@ -102,6 +103,14 @@ def test_history_row_tells_whose_sum_was_left_out_and_who_says_so() -> None:
     row = row_of(line, roster("otter", "mole", "heron"))
     assert [(one.peer.name, one.tokens) for one in row.left_out] == [("otter", 21)]
     assert "21 tokens of otter left out, as heron and mole said" in row_lines([row])[1]
+
+
+def test_history_row_tells_of_a_trainer_of_which_nothing_more_is_taken() -> None:
+    tally = Tally(microbatches=24, words=24, total=-2400, squares=240_000)
+    trial = Trial(tallies={"stage-0": tally}, times=1, until=300)
+    line = HistoryLine(CHAIN.lines[3].record.model_copy(update={"trials": {PEERS["otter"]: trial}}), None, 2)
+    row = row_of(line, roster("otter", "mole", "heron"))
+    assert "nothing more of otter until step 300: it pulls against the others" in row_lines([row])[1]
 
 
 # --- whose -----------------------------------------------------------------------------------------------------------

@@ -158,6 +158,21 @@ def test_first_lease_is_had_by_all_and_what_is_not_started_of_it_is_given_back()
     assert made.lease(led, TRAINERS[0], 12).total == 9
 
 
+def test_trainer_of_whom_nothing_is_taken_hears_why_and_feeds_where_no_other_is_left() -> None:
+    first, *others = TRAINERS
+    tried = Roster(ROSTER.members, unfed={first: 9})
+    made = StepBook(replace(RULES, target=12), verify, OpenStepFacts(1, tried, NO_RECORD))
+    made.begin_first()
+    assert (led := made.led) is not None
+    assert [led.ledger.leased(trainer) for trainer in TRAINERS] == [0, 3, 3]
+    refused = made.lease(led, first, 1)
+    assert refused.total == 0
+    assert "against the others': it feeds again from step 9 on" in refused.reason
+    made.count_on(set(others))
+    assert made.resume(led, first, ResumeTrainer(step=1, term=0, started=(), aside=())).kept == 0
+    assert made.lease(led, first, 12).total == 12
+
+
 @given(target=st.integers(1, 400), trainers=st.integers(1, 40), share=st.floats(0.0, 1.0), step=st.integers(0, 50))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_first_lease_is_within_every_quota_and_half_of_the_step(

@@ -21,6 +21,9 @@ ROSTER = Roster([listed(A), listed(B), listed(C), listed(T, "trainer", "ends"), 
 TO_ONE = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
 
 
+VETOES = Vetoes(A, RULES)
+
+
 def found(
     proposed: CloseRecord,
     *,
@@ -94,3 +97,11 @@ def test_quota_is_asked_of_the_first_term_and_of_those_that_were_there_throughou
     assert "T fed 2 microbatches" in found(record(), max_share=0.5)
     assert found(record(term=1), max_share=0.5) == ""
     assert found(record(), max_share=0.5, conduct=LeaderConduct(began=0.0, missed={U})) == ""
+
+
+def test_work_of_a_trainer_of_whom_nothing_is_taken_is_vetoed_in_every_term_while_another_is_there() -> None:
+    tried = Roster(ROSTER.members, unfed={T: 9})
+    for term in (0, 1):
+        proposed, began = record(term=term), LeaderConduct(began=0.0)
+        assert "T fed 2 microbatches of the step where 0 are its quota" in VETOES.find(tried, proposed, began, {}, 1.0)
+        assert VETOES.find(tried, proposed, LeaderConduct(began=0.0, missed={U}), {}, 1.0) == ""

@@ -10,6 +10,7 @@ import pytest
 
 from swarm.consensus.changes import Changes, Departure, departure_bytes
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
+from swarm.consensus.trials import Trial
 from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.step.member.open_step import MAX_HEARD, SETTLE_ROUNDS
@@ -149,6 +150,23 @@ async def test_member_that_bounds_microbatches_lets_nobody_say_otherwise_what_is
         with pytest.raises(Refused, match=words):
             await bench.ask(Propose(record=record(**changes)))
     await bench.ask(Propose(record=record(lengths=told, usual=usual)))
+
+
+async def test_member_that_tests_trainers_lets_nobody_say_otherwise_what_it_said_of_them() -> None:
+    bench = MemberBench(rules=dataclasses.replace(RULES, tries_trainers=True))
+    bench.part.said = (5, -5, 7)
+    assert (await bench.ask(reconcile())).words == (5, -5, 7)
+    for lie in ({}, {A: (5, 5, 7)}):
+        with pytest.raises(Violation, match="something else of trainers"):
+            await bench.ask(apply().model_copy(update={"words": lie}))
+    await bench.ask(apply().model_copy(update={"words": {A: (5, -5, 7)}}))
+    for changes, words in (
+        ({"words": {A: (5, -5, 7)}}, "those that cannot have said them"),  # it holds the work of one trainer
+        ({"trials": {T: Trial(times=1, until=9)}}, "what its words and the record before give|scalars"),
+        ({}, "scalars"),
+    ):
+        with pytest.raises(Refused, match=words):
+            await bench.ask(Propose(record=record(**changes)))
 
 
 async def test_member_asked_for_other_scalars_prepares_those_and_accepts_no_others() -> None:

@@ -11,6 +11,7 @@ from swarm.consensus.acceptor import Vote
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.records import CloseRecord, Confirmation, Contribution, Quarantined
 from swarm.consensus.slowness import Slow
+from swarm.consensus.trials import Trial
 from swarm.errors import Violation
 from swarm.ids import MicrobatchId
 from swarm.network.rpc.bodies import decode, pack, unpack
@@ -111,6 +112,8 @@ def test_record_hash_depends_on_every_field() -> None:
         "late": {A: (1, 8)},
         "spread_ms": 5,
         "slow": {A: Slow(said_by=(T,))},
+        "words": {A: (1, -2, 3)},
+        "trials": {T: Trial(times=1)},
         "admissions": Admissions(issuers=(A,)),
         "lineage": 1,
         "confirmation": Confirmation(term=1, acceptances={}),

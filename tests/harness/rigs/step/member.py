@@ -74,6 +74,7 @@ class CountedPart:
     prepared: int = 0
     shadow: str | None = None
     usual: tuple[float, float] = (0.0, 0.0)
+    said: tuple[int, ...] = ()
     swapped: list[str] = field(default_factory=list)
 
     def accumulated(self, step: int) -> frozenset[StepWork]:
@@ -83,6 +84,10 @@ class CountedPart:
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> torch.Tensor | None:
         """Return something of the right kind, where these microbatches are held."""
         return torch.ones(4) if self.accumulated(step) == assigned else None
+
+    def words(self, step: int, trainers: Sequence[str]) -> tuple[int, ...]:
+        """Return what is said of these trainers."""
+        return self.said
 
     def lengths(self, step: int) -> tuple[float, float]:
         """Return what is usual of what is held."""
