@@ -22,7 +22,6 @@ from swarm.schema import Empty
 from tests.harness.rigs.averaging import (
     Network,
     flip_a_bit,
-    kill_at,
     make_plan,
     names,
     play,
@@ -38,17 +37,6 @@ PLAN = make_plan([1, 1, 1], 36)
 def all_failed(outcomes: dict[PeerId, Any], *alive: PeerId) -> dict[PeerId, RoundFailed]:
     assert all(isinstance(outcomes[peer], RoundFailed) for peer in alive), outcomes
     return outcomes
-
-
-@pytest.mark.parametrize("weights", [[1, 1, 0], [1, 0, 1], [0, 1, 1]])
-@pytest.mark.parametrize("number", range(1, 5))
-async def test_observer_dead_before_it_has_everything_fails_the_round(weights: list[int], number: int) -> None:
-    plan = make_plan(weights, 36)
-    network = Network(seed=number)
-    victim = plan.members[weights.index(0)]
-    kill_at(network, victim, CHUNK, number)
-    outcomes = await play(network, plan, whole_numbers(plan))
-    all_failed(outcomes, *(peer for peer in plan.members if peer != victim))
 
 
 async def four(schedule: ScheduleName = "direct") -> tuple[Network, RoundPlan, dict[PeerId, AllReduce]]:

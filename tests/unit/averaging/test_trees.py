@@ -62,18 +62,6 @@ def test_noise_gives_the_same_bits_in_any_order_of_arrival(schedule: ScheduleNam
 
 
 @EACH
-def test_sums_that_add_up_exactly_give_the_bits_of_direct(schedule: ScheduleName) -> None:
-    plans = [planned(each, [2, 1, 0, 4, 3], dtype="float64") for each in ("direct", schedule)]
-    rng = torch.Generator().manual_seed(1)
-    sums = {
-        peer: (torch.randn(40, generator=rng, dtype=torch.float64) * 2**20).round() / 2**20
-        for peer in plans[0].contributors
-    }
-    first, second = (only_results(in_virtual_time(play(Network(), plan, sums)))[P0] for plan in plans)
-    assert torch.equal(first.tensor, second.tensor)
-
-
-@EACH
 @pytest.mark.parametrize("count", [2, 5, 8])
 async def test_bytes_sent_are_those_that_the_costs_foresee(schedule: ScheduleName, count: int) -> None:
     plan = planned(schedule, [1] * count, 64)

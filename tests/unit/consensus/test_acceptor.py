@@ -21,7 +21,7 @@ from swarm.consensus.history import History
 from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, check_acceptances
 from swarm.consensus.roster import Roster
-from swarm.errors import Busy, Refused, Superseded, Violation
+from swarm.errors import Busy, Refused, Violation
 from swarm.ids import PeerId
 from tests.harness.rigs.consensus import GENESIS, Ballots, acceptances, listed, record, verify, vote
 
@@ -60,17 +60,6 @@ def test_leader_that_says_two_things_has_both_decided_by_three_voters_or_five_on
     assert bool(both) is (number in (3, 5))
 
 
-def test_acceptor_follows_the_highest_term_only() -> None:
-    acceptor = Acceptor()
-    assert not acceptor.follow(0)
-    assert acceptor.follow(2)
-    assert not acceptor.follow(2)
-    for late in (lambda: acceptor.follow(1), lambda: acceptor.accept(vote(1))):
-        with pytest.raises(Superseded, match="term 2 has begun"):
-            late()
-    assert (acceptor.term, acceptor.vote) == (2, None)
-
-
 def test_acceptor_follows_no_term_that_is_out_of_reach() -> None:
     acceptor = Acceptor(term=7)
     for beyond in (8 + MAX_LEAP, 1 << 52):
@@ -78,16 +67,6 @@ def test_acceptor_follows_no_term_that_is_out_of_reach() -> None:
             acceptor.follow(beyond)
     assert acceptor.term == 7
     assert acceptor.follow(7 + MAX_LEAP)
-
-
-def test_acceptor_accepts_one_record_a_term_and_another_in_the_next() -> None:
-    acceptor = Acceptor()
-    acceptor.accept(vote(1))
-    acceptor.accept(vote(1))
-    with pytest.raises(Refused, match="another record was accepted in term 1"):
-        acceptor.accept(vote(1, proposed=0))
-    acceptor.accept(vote(3, proposed=0))
-    assert acceptor.vote == vote(3, proposed=0)
 
 
 def test_acceptor_that_accepts_follows() -> None:

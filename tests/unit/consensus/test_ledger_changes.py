@@ -60,20 +60,6 @@ def counted(book: Ledger) -> list[MicrobatchId]:
 # --- put aside -------------------------------------------------------------------------------------------------------
 
 
-def test_microbatch_put_aside_counts_for_nothing_and_another_may_be_leased() -> None:
-    book = ledger(2)
-    assert book.lease(STEP, ANN, 2)[0] == 2
-    assert book.lease(STEP, BEN, 1)[0] == 0
-    assert book.put_aside(STEP, ANN, aside(ANN, 0))
-    assert not book.put_aside(STEP, ANN, aside(ANN, 0))
-    assert book.lease(STEP, BEN, 1)[0] == 1
-    assert book.lease(STEP, ANN, 9)[0] == 2
-    book.complete(STEP, ANN, contribution(ANN, 1))
-    book.complete(STEP, BEN, contribution(BEN, 0))
-    assert book.full
-    assert (counted(book), book.aside()) == ([microbatch(ANN, 1), microbatch(BEN, 0)], (aside(ANN, 0),))
-
-
 def test_trainer_that_puts_one_after_the_other_aside_is_stopped_before_no_record_can_hold_them() -> None:
     book, most = ledger(2, tuple(PeerId(f"t{number}") for number in range(512))), MAX_ASIDE // 512
     trainer = PeerId("t0")

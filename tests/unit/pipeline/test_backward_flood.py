@@ -76,16 +76,6 @@ async def test_a_gradient_under_way_keeps_its_place() -> None:
         await scene.forward(9)
 
 
-async def test_a_gradient_of_what_is_under_way_is_taken_in_its_place() -> None:
-    scene = await opened()
-    async with working(scene.replica):
-        for position in range(PLACES):
-            await scene.there(position)
-        await scene.backward(0)
-        await eventually(lambda: scene.part.held)
-        assert set(scene.part.held) == {microbatch(0)}
-
-
 async def test_what_its_trainer_asked_for_is_kept_for_the_next_attempt() -> None:
     """Also where the gradient alone was here first, and the attempt to have the rest failed meanwhile."""
     scene = await opened()

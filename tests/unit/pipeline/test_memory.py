@@ -72,17 +72,6 @@ async def test_forward_without_memory_is_answered_busy_and_waiting_graphs_are_co
     assert len(scene.replica.events.of(Accumulated)) == 3
 
 
-async def test_microbatch_whose_graph_was_dropped_is_handed_on_again_when_it_is_asked_for(scene: ReplicaScene) -> None:
-    await scene.there(0, x=3.0)
-    scene.part.on["forward"] = fails(0)
-    await scene.forward(1)
-    await scene.blocked()
-    assert graphs_of(scene) == [None]
-    await scene.forward(0, attempt=1, x=3.0)
-    await eventually(lambda: len(scene.down.of("forward")) == 2)
-    assert scene.down.payloads("forward") == [6.0, 6.0]
-
-
 @pytest.mark.parametrize("where", ["backward", "accumulate"])
 async def test_backward_without_memory_adds_nothing_and_is_answered_busy(scene: ReplicaScene, where: str) -> None:
     await scene.there(0)

@@ -66,57 +66,7 @@ async def test_replica_struck_in_any_phase_costs_nothing(hosted: bool, phase: st
         assert set(crew.side.part.held) == {microbatch(i) for i in range(QUOTA)}
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
-async def test_neighbours_struck_together_cost_nothing(pair: tuple[int, int], phase: str) -> None:
-    crew = await Crew.of(STAGES, in_flight=2, pace=quick())
-
-    def both(victim: PeerId) -> None:
-        journey = crew.side.trainer._under_way()[0]
-        for stage in pair:
-            crew.kill(journey.route[stage])
-
-    crew.strike(pair[0] if phase == "handed on" else pair[1], phase, both)
-    leader = await run_with(crew)
-    assert len(crew.struck) == 2, "the fault did not fire"
-    assert len(leader.finished) == QUOTA
-    assert crew.sums() == await expected()
-    assert crew.side.events.of(HopMoved)
-
-
 # --- false suspicion, and stages with nobody left -------------------------------------------------------
-
-
-@pytest.mark.parametrize("hosted", [False, True], ids=["private", "hosted"])
-@pytest.mark.parametrize("where", ["forward", "backward"])
-async def test_replica_that_was_only_slow_counts_nothing_twice(hosted: bool, where: str) -> None:
-    """It stalls, is replaced, and then does everything it was asked to, late."""
-    crew = await Crew.of([A, B, C], hosted=hosted, in_flight=2, pace=quick())
-    stalled: list[PeerId] = []
-
-    def stall(peer: PeerId) -> None:
-        crew.replicas[peer].device.gate = asyncio.Event()
-        stalled.append(peer)
-
-    if where == "forward":
-        for peer in B:
-            crew.replicas[peer].part.on[where] = lambda peer=peer: None if stalled else stall(peer)
-    else:
-        crew.strike(1, "handed on", lambda peer: None if stalled else stall(peer))
-    leader = FakeLeader(QUOTA)
-    async with crew.working():
-        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
-        await eventually(lambda: crew.side.events.of(HopMoved))
-        assert crew.side.events.of(HopMoved)[0].late, "nobody said that it was lost"
-        gate = crew.replicas[stalled[0]].device.gate
-        assert gate is not None
-        await feeding
-        gate.set()
-        crew.replicas[stalled[0]].device.gate = None
-        await turns(200)
-        await crew.settle(crew.assigned(leader))
-    assert len(leader.finished) == QUOTA
-    assert crew.sums() == await expected(hosted=hosted)
 
 
 @pytest.mark.parametrize("alive", [True, False])

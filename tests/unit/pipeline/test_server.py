@@ -388,18 +388,6 @@ async def test_server_holds_the_next_steps_forward_until_it_opens(scene: Replica
     assert scene.down.of("forward")[0].step == 2
 
 
-async def test_server_drops_work_of_a_closed_step(scene: ReplicaScene) -> None:
-    scene.replica.device.gate = asyncio.Event()
-    for position in range(3):
-        await scene.forward(position)
-    await turns()
-    scene.replica.open_step(2)
-    scene.replica.device.gate.set()
-    await scene.there(3, step=2)
-    assert [body.microbatch for body in scene.down.of("forward")] == [microbatch(3)]
-    assert {state.work for state in scene.server._table} == {StepWork(2, microbatch(3))}
-
-
 async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: ReplicaScene) -> None:
     scene.replica.open_step(2, places(3, ALIEN))
     with pytest.raises(Refused, match="not a trainer"):
@@ -556,18 +544,6 @@ async def test_server_holds_graph_and_output_until_the_backward_and_what_it_rece
     await turns()
     gc.collect()
     assert [graph() for graph in graphs] == [None]
-
-
-@pytest.mark.parametrize("fails", ["forward", "backward"])
-async def test_server_holds_nothing_of_what_failed(scene: ReplicaScene, fails: str) -> None:
-    scene.part.on[fails] = failing(RuntimeError("no"))
-    if fails == "forward":
-        await scene.forward()
-    else:
-        await scene.there()
-        await scene.backward()
-    await scene.blocked()
-    assert kept(scene) == []
 
 
 async def test_server_forgets_graphs_of_a_closed_step(scene: ReplicaScene) -> None:

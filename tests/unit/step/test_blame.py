@@ -95,9 +95,6 @@ def test_term_has_no_more_attempts_than_the_next_one_leaves_it() -> None:
         attempts.numbers(COMMITTED, ROSTER.peers)
 
 
-HOLDS = Averaged(digest="a" * 64, sq_norm=1.0, cursor=None)
-
-
 def plain() -> VoidRounds:
     """Whose part goes plainly by now."""
     blame = VoidRounds()
@@ -106,16 +103,6 @@ def plain() -> VoidRounds:
         assert blame.unfit(PART, ALL) is None
     assert blame.plainly == {PART}
     return blame
-
-
-def test_who_says_void_and_not_why_where_all_others_hold_the_result_is_left_out() -> None:
-    blame, found = plain(), None
-    for _ in range(MAX_VOID):
-        assert found is None
-        blame.void(PART, {A: HOLDS, B: HOLDS, C: HOLDS, D: said()})
-        found = blame.unfit(PART, ALL)
-    assert found is not None
-    assert found[0] == D
 
 
 def test_who_gives_up_and_says_that_one_of_those_it_told_did_is_left_out() -> None:

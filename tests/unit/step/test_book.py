@@ -17,8 +17,7 @@ from swarm.errors import Superseded
 from swarm.ids import MicrobatchId, PeerId
 from swarm.step.leader.book import StepBook
 from swarm.step.messages import ResumeTrainer
-from tests.harness.rigs.step import RULES, SEVEN, admission, departure, listed, verify
-from tests.harness.rigs.step import STEP as REQUESTED
+from tests.harness.rigs.step import RULES, listed, verify
 
 HOSTS, TRAINERS = [PeerId(name) for name in "ABC"], [PeerId(name) for name in "TUV"]
 ROSTER = Roster([*(listed(peer) for peer in HOSTS), *(listed(peer, "trainer", "ends") for peer in TRAINERS)])
@@ -126,16 +125,6 @@ def test_books_of_two_steps_share_nothing() -> None:
     assert first.led is None
     assert (first.done, first.aside(), first.waits_for(), first.full) == (0, (), (), False)
     assert second.led.ledger.trainers == tuple(TRAINERS)
-
-
-def test_request_is_in_the_book_of_its_step_alone() -> None:
-    rules = replace(RULES, steps=9, stages=2, parts=SEVEN.parts, max_members=9)
-    opened = {step: StepBook(rules, verify, OpenStepFacts(step, SEVEN, "ab" * 32)) for step in (REQUESTED, 6)}
-    opened[REQUESTED].requests.join(PeerId("C"), admission(listed("C")))
-    opened[REQUESTED].requests.leave(PeerId("A1"), departure("A1"))
-    assert opened[REQUESTED].requests.settle(())[1].peers == ("A2", "B1", "B2", "C", "F", "T1", "T2")
-    assert opened[6].requests.settle(())[1].peers == SEVEN.peers
-    assert opened[6].requests.asking() == ()
 
 
 def test_trainer_that_is_not_counted_on_must_resume() -> None:

@@ -138,16 +138,6 @@ async def ask_for_the_end(opened: LeadService, *but: str) -> list[str]:
     return refused
 
 
-async def test_run_ends_when_the_last_member_asks_for_it_whom_it_could_not_spare() -> None:
-    opened = lead_service()
-    refused = await ask_for_the_end(opened)
-    # T2 is the only trainer by now, and hears yes: there is nobody to wait for.
-    assert [one[:2] for one in refused] == ["A2", "B2"]
-    changes, roster = opened.book.requests.settle(())
-    assert changes.end(SEVEN)
-    assert roster.members == SEVEN.members
-
-
 @pytest.mark.parametrize("why", ["one does not agree", "one is lost", "it is provisional"])
 async def test_run_goes_on_with_those_that_it_needs_though_all_want_to_leave(why: str) -> None:
     opened = LeadService(RULES, LEADER, _open, verify)

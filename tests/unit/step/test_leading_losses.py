@@ -33,7 +33,6 @@ from tests.harness.rigs.step import (
     by,
     listed,
     no,
-    silence,
     stage,
 )
 
@@ -66,17 +65,6 @@ async def test_member_that_is_lost_while_it_votes_is_not_needed(how: str) -> Non
     assert closed.absent == ()
     assert here.asked(DECIDE) >= {LEADER, T}
     assert here.events.of(AttemptFailed) == []
-
-
-@pytest.mark.parametrize("how", ["die", "stall", "no"])
-async def test_member_that_cannot_be_told_does_not_hold_up_the_others(how: str) -> None:
-    here = await stage()
-    answer = no(PeerError("the disk is full")) if how == "no" else getattr(here, how)(OTHER)
-    here.puppets[OTHER].instead[DECIDE] = answer
-    leading = here.leading()
-    closed = await leading.run()
-    assert (closed.absent, leading.told) == ((), {T})
-    assert here.asked(DECIDE) == set(ROSTER.peers)
 
 
 async def test_trainer_that_is_lost_takes_its_work_with_it_and_the_others_are_told_to_feed() -> None:
@@ -177,12 +165,6 @@ async def test_member_that_answers_pings_and_says_no_is_left_out(question: str, 
     assert OTHER in {peer for check in here.liveness.checked for peer in check}
 
 
-async def test_member_that_never_answers_a_question_and_all_pings_is_left_out() -> None:
-    here = await stage()
-    here.puppets[OTHER].instead[APPLY] = silence
-    assert (await here.leading().run()).absent == (OTHER,)
-
-
 @pytest.mark.parametrize("error", [Busy("catching up"), Unreachable("the stream broke")])
 @pytest.mark.parametrize("question", [RECONCILE, APPLY])
 async def test_member_that_fails_once_or_twice_takes_part(question: str, error: PeerError) -> None:
@@ -213,14 +195,6 @@ async def test_member_with_which_rounds_break_again_and_again_is_left_out() -> N
     assert numbers == sorted(set(numbers))
     assert len(numbers) == 4
     assert len({body.attempts["ends"] for body in here.puppets[T].told(RECONCILE)}) == 1
-
-
-async def test_round_that_broke_on_nobody_is_repeated_with_all() -> None:
-    here = await stage()
-    void, left = broken(None), iter(range(2))
-    here.puppets[OTHER].instead[RECONCILE] = lambda body: None if next(left, None) is None else void(body)
-    closed = await here.leading().run()
-    assert (closed.absent, len(here.events.of(AttemptFailed))) == ((), 2)
 
 
 async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_term(

@@ -9,7 +9,7 @@ import pytest
 
 from swarm.consensus.roster import Roster
 from swarm.errors import Advice, Busy, DeadlineMissed, OutOfSync, PeerError, Refused, RunEnded, Unreachable
-from swarm.events import AttemptFailed, DigestMismatch
+from swarm.events import DigestMismatch
 from swarm.ids import PeerId
 from swarm.step.leader.asking import TermCalls
 from swarm.step.leader.batch import LOST_PART_S
@@ -138,16 +138,6 @@ async def test_part_that_comes_back_in_time_is_waited_for() -> None:
     assert here.waited == [said]
     here.liveness.find(T)
     assert (await running).absent == ()
-
-
-async def test_last_replica_of_a_part_that_is_late_is_asked_again_until_it_answers() -> None:
-    here = await stage()
-    here.liveness.lose(OTHER, "cut off")
-    late = DeadlineMissed("no answer in 20 s", peer=LEADER)
-    here.puppets[LEADER].instead[RECONCILE] = no(late, times=2 * MAX_FAILURES + 1)
-    closed = await here.leading().run()
-    assert (closed.absent, len(closed.committed)) == ((OTHER,), 2)
-    assert len(here.events.of(AttemptFailed)) == 2 * MAX_FAILURES + 1
 
 
 @pytest.mark.parametrize("times", [MAX_FAILURES, 3 * MAX_FAILURES])

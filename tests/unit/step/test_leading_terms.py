@@ -12,7 +12,6 @@ from swarm.consensus.acceptor import BranchHead
 from swarm.consensus.records import acceptance_bytes
 from swarm.consensus.roster import Roster
 from swarm.errors import PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
-from swarm.events import TermBegan
 from swarm.ids import PeerId
 from swarm.step.leader.punctuality import Lateness
 from swarm.step.messages import AGAIN, APPLY, DECIDE, PREPARE, PROPOSE, RECONCILE, Accepted, Promise, ResumeTrainer
@@ -59,22 +58,6 @@ async def test_who_answered_late_is_told_of_once_and_not_forgotten_with_a_record
         await here.leading().close()
     assert here.puppets[OTHER].told(PROPOSE)[0].record.slow[T].said_by == (here.leader,)
     assert here.lead.late_answers == {T: Lateness(9.0, 1.0)}
-
-
-async def test_successor_closes_the_step_anew_when_nobody_accepted_anything() -> None:
-    here = await successor()
-    running = asyncio.create_task(here.leading(1).run())
-    await eventually(lambda: here.puppets[T].told(AGAIN))
-    assert (await here.ask_lead(ResumeTrainer(step=1, term=1, started=(), aside=()), T)).kept == 0
-    await here.feed(term=1)
-    closed = await running
-    assert (closed.term, closed.absent) == (1, (LEADER,))
-    assert here.events.of(TermBegan) == [TermBegan(step=1, term=1, leader=SUCCESSOR, reason=f"{LEADER}: dead")]
-    assert here.asked(PREPARE) == {SUCCESSOR, T}
-    (asked,) = here.puppets[T].told(RECONCILE)
-    assert (asked.term, min(asked.attempts.values()) > 1024) == (1, True)
-    (decision,) = here.puppets[T].told(DECIDE)
-    assert decision.term == 1
 
 
 @pytest.mark.parametrize("voter", [SUCCESSOR, T])

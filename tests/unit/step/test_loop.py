@@ -146,19 +146,6 @@ async def stop(running: asyncio.Task[None]) -> None:
 # --- taking part -----------------------------------------------------------------------------------------------------
 
 
-async def test_loop_feeds_every_step_once_and_ends_after_the_last() -> None:
-    home, feed = await Home().set(), Script()
-    running = asyncio.create_task(home.loop(feed).run())
-    closed = None
-    for step in range(1, RULES.steps + 1):
-        await eventually(lambda step=step: feed.steps == list(range(1, step + 1)))
-        closed = await close(home.bench, closed)
-    await home.release(ROSTER.succession(RULES.steps)[0])
-    await running
-    assert feed.steps == [1, 2, 3]
-    assert not home.stage.asked(RECONCILE)
-
-
 async def test_loop_ends_when_its_run_is_ended_before_the_last_step() -> None:
     home, feed = await Home().set(), Script()
     running = asyncio.create_task(home.loop(feed).run())
@@ -225,17 +212,6 @@ async def test_loop_stops_its_feed_when_the_step_is_closed() -> None:
     await stop(running)
 
 
-async def test_loop_cancelled_stops_its_feed_and_its_averaging() -> None:
-    home, feed = await Home().set(), Script()
-    feed.gate = home.bench.average.gate = asyncio.Event()
-    running = asyncio.create_task(home.loop(feed).run())
-    asking = asyncio.create_task(home.bench.ask(reconcile()))
-    await eventually(lambda: home.bench.average.begun and feed.steps)
-    await stop(asking)
-    await stop(running)
-    assert (feed.cancelled, home.bench.average.cancelled) == (1, 1)
-
-
 async def test_loop_whose_feed_fails_ends_with_its_error() -> None:
     async def feed(step: int) -> None:
         raise Refused("no replica left")
@@ -247,19 +223,6 @@ async def test_loop_whose_feed_fails_ends_with_its_error() -> None:
 
 
 # --- leading ---------------------------------------------------------------------------------------------------------
-
-
-async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -> None:
-    home = await Home(LEADER).set()
-    fit(home)
-    running = asyncio.create_task(home.loop().run())
-    await asyncio.sleep(1.0)
-    assert not home.stage.asked(RECONCILE)
-    await home.stage.feed()
-    await eventually(lambda: home.bench.position.open_step == 2)
-    assert home.stage.asked(DECIDE) == set(ROSTER.peers)
-    assert home.bench.history.head.term == 0
-    await stop(running)
 
 
 async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decided() -> None:
@@ -308,23 +271,6 @@ async def test_loop_that_could_tell_nobody_what_it_has_decided_tells_it_again() 
     await stop(running)
 
 
-async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
-    home = await Home(SUCCESSOR).set()
-    fit(home)
-    running = asyncio.create_task(home.loop().run())
-    home.stage.liveness.lose(T, "stalled")
-    await asyncio.sleep(1.0)
-    home.stage.liveness.find(T)
-    assert not home.stage.asked(PREPARE)
-    home.stage.liveness.lose(LEADER, "dead")
-    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_lead(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
-    await home.stage.feed(term=1)
-    await eventually(lambda: home.bench.position.open_step == 2)
-    assert (home.bench.history.head.term, home.bench.history.head.absent) == (1, (LEADER,))
-    await stop(running)
-
-
 async def test_loop_that_is_third_in_line_leads_when_both_before_it_are_gone_and_yields_to_a_later_term() -> None:
     third = ROSTER.succession(1)[2]
     home = await Home(third).set()
@@ -359,20 +305,6 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     await stop(running)
 
 
-async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in_another_term() -> None:
-    home = await Home(LEADER).set()
-    fit(home)
-    home.stage.lead.book.requests._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
-    running = asyncio.create_task(home.loop().run())
-    await home.stage.feed()
-    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_lead(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
-    await home.stage.feed(term=3)
-    await eventually(lambda: home.bench.position.open_step == 2)
-    assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
-    await stop(running)
-
-
 async def test_loop_that_gives_a_term_up_ends_it_in_the_book_of_its_step_alone() -> None:
     """A step may be closed here, and the book of the next one open, when its leader hears that it is closed."""
     home = await Home(LEADER).set()
@@ -395,30 +327,6 @@ async def test_loop_that_gives_a_term_up_ends_it_in_the_book_of_its_step_alone()
     await stop(running)
 
 
-async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_they_do() -> None:
-    home = await Home(SUCCESSOR).set()
-    fit(home)
-    for peer in (LEADER, T):
-        home.stage.puppets[peer].instead[PREPARE] = no(Refused(f"{LEADER} leads step 1"))
-    running = asyncio.create_task(home.loop().run())
-    home.stage.liveness.lose(LEADER, "cut off")
-    await eventually(lambda: home.stage.puppets[T].told(PREPARE))
-    home.stage.liveness.find(LEADER)
-    await asyncio.sleep(60.0)
-    assert not running.done()
-    asked = home.stage.puppets[T].told(PREPARE)
-    assert 20 < len(asked) < 100
-    assert {body.term for body in asked} == {1}, "a later one would be out of their reach"
-    for peer in (LEADER, T):
-        del home.stage.puppets[peer].instead[PREPARE]
-    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    term = home.bench.position.term
-    await home.stage.ask_lead(ResumeTrainer(step=1, term=term, started=(), aside=()), T)
-    await home.stage.feed(term=term)
-    await eventually(lambda: home.bench.position.open_step == 2)
-    await stop(running)
-
-
 async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() -> None:
     home = await Home(LEADER).set()
     far = 3 * MAX_LEAP // 2
@@ -435,20 +343,6 @@ async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() ->
     terms = [body.term for body in home.stage.puppets[T].told(PREPARE)]
     assert (terms[:3], terms == sorted(terms)) == ([3, 6, 9], True)
     assert far <= home.bench.position.term < far + MAX_LEAP
-    await stop(running)
-
-
-async def test_loop_of_a_leader_whose_step_another_closed_goes_on_with_the_next() -> None:
-    home = await Home(LEADER).set()
-    running = asyncio.create_task(home.loop().run())
-    await asyncio.sleep(1.0)
-    await home.bench.ask(prepare(term=1))
-    for body in (reconcile(term=1), apply(term=1), Propose(record=record(term=1), term=1)):
-        await home.bench.ask(body)
-    await home.bench.ask(decide(record(term=1), term=1))
-    await asyncio.sleep(1.0)
-    assert home.bench.position.open_step == 2
-    assert not home.stage.asked(DECIDE)
     await stop(running)
 
 

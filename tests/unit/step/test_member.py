@@ -42,16 +42,6 @@ from tests.harness.rigs.step import (
 STRANGER = PeerId("X")
 
 
-async def test_member_asked_in_order_swaps_once_to_what_it_prepared() -> None:
-    bench = await brought_to("propose")
-    assert bench.part.swapped == []
-    await bench.ask(decide(record()))
-    assert bench.part.swapped == [record().digests["stage-0"]]
-    assert bench.history.head == record()
-    assert bench.position.open_step == 2
-    assert bench.average.weights == {A: 10, B: 11}
-
-
 async def test_member_that_waited_for_more_than_it_may_tell_of_names_so_many() -> None:
     bench = MemberBench()
     bench.average.waited = {PeerId(f"P{number:04}"): 9.0 for number in range(MAX_HEARD + 1)}
@@ -203,26 +193,6 @@ async def test_member_whose_part_is_far_out_caps_it_and_accepts_only_a_record_th
     assert bench.part.swapped == [digests["stage-0"]]
 
 
-async def test_member_asked_about_a_closed_step_refuses_but_for_the_decision() -> None:
-    bench = await brought_to("propose")
-    await bench.ask(decide(record()))
-    for body in (reconcile(), apply(), Propose(record=record())):
-        with pytest.raises(WrongStep, match="step 1 is closed"):
-            await bench.ask(body)
-    await bench.ask(decide(record()))
-    assert len(bench.part.swapped) == 1
-
-
-async def test_member_asked_about_the_next_step_waits_until_it_is_open() -> None:
-    bench = await brought_to("propose")
-    early = asyncio.create_task(bench.ask(reconcile(step=2)))
-    await asyncio.sleep(0)
-    assert not early.done()
-    await bench.ask(decide(record()))
-    assert (await early).cursor is None
-    assert [step for step, _, _ in bench.average.begun] == [1, 2]
-
-
 LIES: list[tuple[dict[str, Any], str]] = [
     ({"committed": COMMITTED[:1], "tokens": 10, "loss_sum": 1.5}, "not those that were averaged"),
     ({"tokens": 22}, "sums of its microbatches"),
@@ -362,18 +332,6 @@ async def cancel_asking(bench: MemberBench, body: Any) -> None:
     await stop(asking)
 
 
-async def test_member_whose_leader_hangs_up_while_averaging_answers_the_repetition() -> None:
-    bench = MemberBench()
-    bench.average.gate = asyncio.Event()
-    await cancel_asking(bench, reconcile())
-    again = asyncio.create_task(bench.ask(reconcile()))
-    with pytest.raises(Refused, match="nothing was averaged"):
-        await bench.ask(apply())
-    bench.average.gate.set()
-    assert (await again).sq_norm == 0.25
-    assert (len(bench.average.begun), bench.average.cancelled) == (1, 0)
-
-
 async def test_member_that_fetches_what_it_lacks_begins_anew_with_other_routes_and_once_it_averages_does_not() -> None:
     bench = MemberBench()
     bench.part.microbatches, bench.slow_settling = frozenset(), asyncio.Event()
@@ -433,18 +391,6 @@ async def test_member_whose_leader_hangs_up_while_preparing_prepares_again() -> 
     await cancel_asking(bench, apply())
     bench.device.gate.set()
     assert (await bench.ask(apply())).digest == record().digests["stage-0"]
-
-
-async def test_member_whose_leader_hangs_up_while_swapping_swaps_once_and_opens_the_next_step() -> None:
-    bench = await brought_to("propose")
-    bench.device.gate = asyncio.Event()
-    waiting = asyncio.create_task(bench.position.wait_open(2))
-    await cancel_asking(bench, decide(record()))
-    again = asyncio.create_task(bench.ask(decide(record())))
-    bench.device.gate.set()
-    await again
-    await waiting
-    assert (len(bench.part.swapped), bench.position.open_step) == (1, 2)
 
 
 async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready() -> None:

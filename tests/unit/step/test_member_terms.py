@@ -477,17 +477,6 @@ async def test_member_that_waits_for_the_first_record_learns_none_that_it_has_no
     assert (bench.position.head, bench.position.open_step) == (None, 0)
 
 
-async def test_member_that_is_told_and_learns_at_once_swaps_once() -> None:
-    bench = await brought_to("propose")
-    bench.device.gate = asyncio.Event()
-    ways = [bench.ask(decide(record())), bench.member.learn(decided(record())), bench.ask(decide(record()))]
-    telling = [asyncio.create_task(way) for way in ways]
-    await asyncio.sleep(0)
-    bench.device.gate.set()
-    await asyncio.gather(*telling)
-    assert (len(bench.part.swapped), bench.position.open_step) == (1, 2)
-
-
 async def test_member_asked_about_a_step_that_closes_meanwhile_answers_for_that_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -509,20 +498,6 @@ async def test_member_asked_about_a_step_that_closes_meanwhile_answers_for_that_
     assert promise.vote.record == record()
     assert all(isinstance(error, WrongStep) for error in others)
     assert (bench.position.open_step, bench.position.term, len(bench.average.begun)) == (2, 0, 1)
-
-
-async def test_member_that_closes_a_step_begins_no_other_attempt_at_it() -> None:
-    bench = await brought_to("propose")
-    bench.device.gate = asyncio.Event()
-    closing = asyncio.create_task(bench.ask(decide(record())))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    for body in (reconcile(term=1), apply(term=1), Propose(record=record(term=1), term=1)):
-        with pytest.raises(WrongStep, match="closed meanwhile"):
-            await bench.ask(body)
-    bench.device.gate.set()
-    await closing
-    assert (bench.position.open_step, len(bench.average.begun)) == (2, 1)
 
 
 async def test_member_that_learns_of_another_step_than_the_open_one_does_nothing() -> None:

@@ -312,24 +312,6 @@ async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_w
     assert (resumed.started, resumed.aside) == ((microbatch(0),), ())
 
 
-async def test_leader_that_dies_between_lease_and_completion_is_followed_by_one_that_hears_all() -> None:
-    here = await trainer(begun=2)
-    assert await here.leader.lease(1, 2) == 2
-    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
-    here.instead(LEADER, COMPLETE, here.stage.stall(LEADER))
-    completing = asyncio.create_task(here.leader.complete(1, COMMITTED[1], RECEIPTS))
-    await eventually(lambda: LEADER in here.stage.liveness.gone)
-    assert not completing.done()
-    await here.follow(1)
-    await completing
-    (resumed,) = here.told(SUCCESSOR, RESUME)
-    assert (resumed.term, resumed.started, resumed.aside) == (1, (microbatch(0), microbatch(1)), ())
-    told = [(body.term, body.contribution.microbatch) for body in here.told(SUCCESSOR, COMPLETE) if body.term == 1]
-    assert set(told) == {(1, microbatch(0)), (1, microbatch(1))}
-    assert here.stage.puppets[SUCCESSOR].asked.index(RESUME) < len(here.stage.puppets[SUCCESSOR].asked) - 2
-    assert here.begun.kept == [2]
-
-
 async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_others() -> None:
     here = await trainer(begun=3)
     await here.leader.lease(1, 3)
