@@ -389,7 +389,7 @@ def _checks(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _tested(trainers: int) -> str:
-    few = f": {trainers} at the start judge nobody" if trainers < FEWEST_TRAINERS else ""
+    few = f"; with {trainers} at the start nobody is judged" if trainers < FEWEST_TRAINERS else ""
     return f"of {FEWEST_TRAINERS} trainers and more one that pulls against the others feeds nothing{few}"
 
 

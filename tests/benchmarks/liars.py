@@ -177,5 +177,5 @@ NOTES = (
     "honest_accused: members named in runs in which nobody lies; named_wrongly: events that name another than the liar",
     "told: how often honest members told of something wrong, no matter who was named; PartsCapped names nobody",
     "defended: with the manifest's keys DEFENCES of tests/benchmarks/_liars_case.py; a liar that is named goes on: "
-    "nothing keeps it out yet; overhead is not measured yet",
+    "nothing keeps it out yet, but QuotaTaken; overhead is not measured yet",
 )

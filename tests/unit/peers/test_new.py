@@ -86,7 +86,8 @@ def test_new_for_strangers_checks_what_peers_compute_and_says_so(file: Path, tok
     assert (made.manifest.averaging.guard, made.manifest.averaging.check) == ("leave-out", 0.02)
     assert dict(summary(made))["checks"] == (
         "where three or more replicas hold a part, sums far from the others are left out and 2 % of the means are "
-        "computed again; no microbatch weighs more than 2 times the usual"
+        "computed again; no microbatch weighs more than 2 times the usual; of 3 trainers and more one that pulls "
+        "against the others feeds nothing; with 2 at the start nobody is judged"
     )
     foundation = Foundation(file=file, strangers=True)
     origins = origins_of(foundation, load_foundation(foundation))
