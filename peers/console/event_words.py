@@ -329,8 +329,8 @@ def _describe_sent(event: Event) -> tuple[str, str] | None:
             long = f"gradients that are {event.times:.0f} times as long as usual, in step {event.step}"
             return "scaled down", f"what {event.peer} sends to {_part(event.part)} here: {long}"
         case QuotaTaken():
-            told = f"{event.microbatches} of its microbatches pull against the others' ({event.mean:+.2f} of 1)"
-            there = f"look at its text, then at its device: {command_name()} data stats, {command_name()} doctor there"
+            told = f"over {event.microbatches} microbatches it pulls against the others, {event.mean:+.2f} of 1"
+            there = f"{command_name()} data sample there shows its text, {command_name()} doctor checks its machine"
             return "not fed", f"{event.peer}, until step {event.until}: {told}; next: {there}"
         case HopDiffers():
             told = f"what {event.peer} says it received or sent at stage {event.stage}, in step {event.step}"

@@ -37,6 +37,7 @@ QUICK = {
     "stalled_leader": ("live_leader_that_stands_still_is_replaced_within_a_minute[never_closes",),
     "strategies": ("replica_that_only_dials_out",),
     "thin_links": ("round_of_150_s",),
+    "trainer_trial": ("trainer_whose_gradients_are_turned_around",),
     "training": ("run_of_any_shape_counts_every_microbatch_once_everywhere[adapters]", "run_learns"),
     "trouble": ("members_refuse", "first_leaf"),
     "vetoes": ("rows_that_a_leader_changed",),

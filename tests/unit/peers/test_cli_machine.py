@@ -284,6 +284,7 @@ STANDINGS: dict[str, dict[str, Any]] = {
     "has a time to leave in": {"ends_by": 1_700_000_000.0},
     "early share": {"early": (0.0, 0.25)},
     "one is lost": {"lost": 1},
+    "trainers that feed nothing": {"unfed": (("ann", 300), ("ben", 12))},
     "device": {"device_use": DeviceUse(flops_per_s=61.2e12, mfu=0.37)},
     "memory": {"memory": MEMORY},
     "memory of a founder": {"memory": MemoryReport(predicted={}, measured={"copies": 7}, resident=1, allocated=3_000)},

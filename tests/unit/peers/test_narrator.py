@@ -48,6 +48,7 @@ from swarm.events import (
     ProvenWrong,
     QuorumBack,
     QuorumLost,
+    QuotaTaken,
     Reachability,
     RosterChanged,
     RunFound,
@@ -127,6 +128,7 @@ EVENTS: tuple[Event, ...] = (
     CheckpointsSetAside(steps=(36, 48, 60), step=24, path="/h/aside"),
     RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000),
     RosterChanged(step=5, joined=({"name": "kind-owl", "part": "stage-1"},), left=({"name": "dry-hen"},)),
+    QuotaTaken(step=4, peer=PEER, mean=-0.61, microbatches=24, until=261),
     HopDiffers(step=4, microbatch=MicrobatchId(PEER, "00" * 8, 0, 7), stage=1, peer=PEER, reason="differs"),
     ProvenWrong(
         step=4, peer=PEER, accused=PEER, stage=1, microbatch=MicrobatchId(PEER, "00" * 8, 0, 7), by=(PEER,), until=261
