@@ -23,11 +23,10 @@ from tests.harness.sources import ROOT
 LONG_S = 5400
 pytestmark = [pytest.mark.docker, pytest.mark.process, pytest.mark.timeout(LONG_S)]
 
-# Of the others four take five to fifteen minutes (the smoke of the benchmark `rebalance` plays that one in short), and
-# slow-region needs a kernel that delays packets.
+# Of the others three take five to fifteen minutes, and slow-region needs a kernel that delays packets.
 DRAWN = (
     "bootstrap-dies", "region-partition", "whole-stage-dies", "odd-faults", "nat", "oom", "disk-full", "joiner-storm",
-    "rolling-upgrade", "spot-market", "strangers", "poison",
+    "rolling-upgrade", "spot-market", "rebalance", "strangers", "poison",
 )  # fmt: skip
 
 
