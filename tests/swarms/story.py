@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
@@ -39,3 +41,16 @@ def live_through(
     report.assert_sound()
     assert report.steps == steps
     return plan
+
+
+def run_beside(swarm: SimSwarm, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a swarm beside what happens to it, and end it with that."""
+
+    async def both() -> None:
+        await swarm.open()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(swarm.run())
+            await story()
+            running.cancel()
+
+    run_world(both())

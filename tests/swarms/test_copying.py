@@ -7,7 +7,6 @@ import asyncio
 import gc
 import hashlib
 import weakref
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Member, Roster
-from swarm.events import CopyDropped, CopyHeld, DonorDropped, Event, StepClosed
+from swarm.events import CopyDropped, CopyHeld, Event, StepClosed
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.membership.copying import Copying
 from swarm.membership.observer import Observer, ObserverContext
@@ -34,11 +33,10 @@ from swarm.sim.device import InlineDevice
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, as_peer, run_world
 from swarm.sim.network import SimEndpoint
-from swarm.state import snapshot as chunks
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
-from swarm.state.sharing import Sharing
 from swarm.state.snapshot import digest
 from tests.harness.expect import eventually
+from tests.swarms.story import run_beside
 
 LATENCY_S = 0.02
 LONG_S = 300.0
@@ -131,19 +129,6 @@ async def closed(swarm: SimSwarm, step: int) -> CloseRecord:
     return await eventually(head, deadline_s=LONG_S) or pytest.fail("no record")
 
 
-def play(swarm: SimSwarm, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the swarm beside a story, and end it with that."""
-
-    async def both() -> None:
-        await swarm.open()
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(swarm.run())
-            await story()
-            running.cancel()
-
-    run_world(both())
-
-
 def test_copies_are_at_each_step_s_state_as_soon_as_it_is_decided(tmp_path: Path, arrivals: list[Arrival]) -> None:
     swarm = copying_swarm(tmp_path)
     times = closings(swarm)
@@ -165,36 +150,6 @@ def test_run_without_copies_keeps_none(tmp_path: Path) -> None:
     swarm = SimSwarm(tmp_path)
     run_world(swarm.run())
     assert not swarm.events(CopyHeld)
-
-
-def test_copy_whose_donor_is_killed_in_the_middle_takes_the_rest_from_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrivals: list[Arrival]
-) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 14)
-    swarm = copying_swarm(tmp_path)
-    struck: list[tuple[str, PeerId]] = []
-    arrived = Sharing.arrived
-
-    def kill_a_donor(sharing: Sharing, donor: PeerId, chunk: int, now: float) -> bool:
-        first = arrived(sharing, donor, chunk, now)
-        if not struck and len(sharing.donors) == 2 and name_of(swarm, donor).startswith("host"):
-            struck.append((PEER.get(), donor))
-            swarm.kill(name_of(swarm, donor))
-        return first
-
-    monkeypatch.setattr(Sharing, "arrived", kill_a_donor)
-
-    async def story() -> None:
-        await closed(swarm, 4)
-
-    play(swarm, story)
-    ((holder, donor),) = struck
-    events = swarm.peers[holder].events
-    assert [dropped.donor for dropped in events.of(DonorDropped)] == [donor]
-    (held,) = events.of(CopyHeld)
-    assert held.step == 0, "the same state: nothing began anew"
-    assert {one.record.step for one in arrivals if (one.peer, one.part) == (holder, held.part)} >= {0, 1, 2, 3}
-    assert all(one.digest == one.record.digests[one.part] for one in arrivals)
 
 
 @pytest.mark.parametrize("decided_too", [True, False])
@@ -259,7 +214,7 @@ def test_copies_move_when_the_roster_changes_and_free_their_memory(
         assert await copying_of(swarm, loser).copies.snapshot(part) is None
         await eventually(lambda: all(_keeps_its_copies(swarm, name) for name in swarm.peers), deadline_s=LONG_S)
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def _keeps_its_copies(swarm: SimSwarm, name: str) -> bool:
@@ -308,7 +263,7 @@ def test_copy_that_is_taken_is_the_part_at_the_newest_step_when_its_replicas_are
             assert part not in copying._kept, "it was begun anew while it was taken"
             assert swarm.peers[name].events.of(CopyDropped)[-1].part == part
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_copy_that_is_not_at_the_step_is_not_given(tmp_path: Path, arrivals: list[Arrival]) -> None:
@@ -326,7 +281,7 @@ def test_copy_that_is_not_at_the_step_is_not_given(tmp_path: Path, arrivals: lis
             "it went on as a copy"
         )
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_holder_serves_who_joins_as_a_replica_would(tmp_path: Path) -> None:
@@ -340,7 +295,7 @@ def test_holder_serves_who_joins_as_a_replica_would(tmp_path: Path) -> None:
         await me.enter(swarm.manifest.run_id)
         await _follow_through(swarm, me, holder, part)
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 async def _follow_through(swarm: SimSwarm, me: SimEndpoint, holder: PeerId, part: PartName) -> None:

@@ -26,6 +26,7 @@ from swarm.state.checkpoints.files import held, steps
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.snapshot import Snapshot, digest
 from tests.harness.expect import eventually
+from tests.swarms.story import run_beside
 
 LONG_S = 300.0
 
@@ -104,17 +105,6 @@ def on_disk(swarm: SimSwarm, name: str, root: Path) -> int:
     raise AssertionError(f"nothing is on the disk of {name}")
 
 
-def play(swarm: SimSwarm, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def both() -> None:
-        await swarm.open()
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(swarm.run())
-            await story()
-            running.cancel()
-
-    run_world(both())
-
-
 def left_behind(swarm: SimSwarm) -> list[StateLeftBehind]:
     return swarm.peers["trainer-0"].events.of(StateLeftBehind)
 
@@ -147,7 +137,7 @@ def test_last_trainer_waits_until_the_copy_has_its_newest_state(
         assert digest(state.snapshot()) == head.digests[ENDS]
         assert left_behind(swarm) == []
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_last_trainer_whose_copy_cannot_come_in_time_writes_its_state_and_says_so(
@@ -173,7 +163,7 @@ def test_last_trainer_whose_copy_cannot_come_in_time_writes_its_state_and_says_s
         state = load_part(RunDirectory(kept).checkpoints, told.step, ENDS)
         assert digest(state) == records[told.step]["digests"][ENDS]
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_last_trainer_that_can_do_neither_says_what_is_lost(tmp_path: Path) -> None:
@@ -187,7 +177,7 @@ def test_last_trainer_that_can_do_neither_says_what_is_lost(tmp_path: Path) -> N
         assert (told.part, told.copied) == (ENDS, None)
         assert told.reason == "this peer keeps no checkpoints"
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_last_holders_that_rely_on_each_other_and_are_told_at_once_write_to_their_disks_first(tmp_path: Path) -> None:
@@ -211,7 +201,7 @@ def test_last_holders_that_rely_on_each_other_and_are_told_at_once_write_to_thei
         for name in names:
             assert on_disk(swarm, name, disks[name].checkpoints) >= at
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 @pytest.mark.parametrize("victim", ["host-0", "trainer-0"])
@@ -260,7 +250,7 @@ def test_peer_whose_run_ends_writes_its_own_part_whatever_becomes_of_its_copies(
         assert asked == [head.step], "the fault: they do not come, and its own is there before"
         assert asyncio.get_running_loop().time() - began == pytest.approx(KEEP_S)
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_replicas_of_one_part_that_are_told_at_once_write_to_their_disks(tmp_path: Path) -> None:
@@ -279,7 +269,7 @@ def test_replicas_of_one_part_that_are_told_at_once_write_to_their_disks(tmp_pat
             assert on_disk(swarm, name, disks[name].checkpoints) >= at
         assert left_behind(swarm) == []
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_trainer_whose_only_companion_dies_while_it_waits_says_what_is_lost(tmp_path: Path) -> None:
@@ -295,7 +285,7 @@ def test_trainer_whose_only_companion_dies_while_it_waits_says_what_is_lost(tmp_
         assert len(left_behind(swarm)) == 1
         assert len(head_of(swarm).members.replicas(ENDS)) == 1, "the fault: it is alone"
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_last_trainer_whose_device_does_not_give_its_state_says_what_is_lost(
@@ -319,7 +309,7 @@ def test_last_trainer_whose_device_does_not_give_its_state_says_what_is_lost(
         assert told.reason == "it failed on its way to the disk: RuntimeError: out of memory"
         assert said == f"no other is known to have ends of step {told.step}, and {told.reason}"
 
-    play(swarm, story)
+    run_beside(swarm, story)
 
 
 def test_last_moments_take_no_checkpoint_from_others(tmp_path: Path) -> None:
@@ -342,4 +332,4 @@ def test_last_moments_take_no_checkpoint_from_others(tmp_path: Path) -> None:
         assert len(late) == kept["checkpoints_kept"]
         assert late[0] > whole + 1 + len(late), "the fault: more were written than stay"
 
-    play(swarm, story)
+    run_beside(swarm, story)

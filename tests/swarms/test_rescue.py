@@ -138,13 +138,15 @@ def test_stage_is_taken_over_by_who_comes_back_and_held_another(tmp_path: Path) 
     assert len(holders(swarm, "stage-1")) == 1
 
 
-def test_trainer_that_was_the_last_comes_back_and_gets_the_ends_from_a_copy(tmp_path: Path) -> None:
-    swarm = swarm_of(tmp_path, hosts=3, trainers=1)
+def test_trainer_that_was_the_last_comes_back_gets_the_ends_from_a_copy_and_is_not_lost_again(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=3, trainers=1, hop_s=ANEW_S)
     struck(swarm, ("trainer-0",), Restart("trainer-0"))
     records = check(swarm, ("trainer-0",))
     assert {event.lost for event in swarm.events(StepGivenUp)} == {("ends",)}
     again = [one["microbatch"] for one in records[4]["committed"]]
     assert min(position for *_, position in again) == next(iter(records[2]["cursors"].values()))[1]
+    assert {event.name for event in swarm.events(PeerLost)} == {"trainer-0"}
+    assert "it was started anew" not in {event.reason for event in swarm.events(PeerLost)}, "for its former life"
 
 
 def test_founder_that_came_back_keeps_the_copy_of_the_ends_from_which_the_run_goes_on(tmp_path: Path) -> None:
@@ -166,14 +168,6 @@ def test_founder_that_came_back_keeps_the_copy_of_the_ends_from_which_the_run_go
     records = {record["step"]: record for record in swarm.history(again)}
     assert records[given_up[0]]["digests"] == records[given_up[0] - 1]["digests"], "they are as they were"
     assert swarm.peers["trainer-0-again-1"].outcome == "every step of the run is closed"
-
-
-def test_trainer_that_was_the_last_and_came_back_is_not_lost_again_for_its_former_life(tmp_path: Path) -> None:
-    swarm = swarm_of(tmp_path, hosts=3, trainers=1, hop_s=ANEW_S)
-    struck(swarm, ("trainer-0",), Restart("trainer-0"))
-    check(swarm, ("trainer-0",))
-    assert {event.name for event in swarm.events(PeerLost)} == {"trainer-0"}
-    assert "it was started anew" not in {event.reason for event in swarm.events(PeerLost)}
 
 
 def test_trainer_that_was_the_last_comes_back_where_the_ends_are_hosted(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def residual_norm(peer: LocalPeer) -> float:
     return 0.0 if found is None else float(found.norm())
 
 
+def check_4_bits_travelled(swarm: SimSwarm) -> None:
+    stage = family_of(swarm.manifest.model).build(family_of(swarm.manifest.model).parts(swarm.manifest.split)[0])
+    whole = 4 * sum(parameter.numel() for parameter in stage.parameters())
+    sent = [event.bytes_sent for event in swarm.events(RoundDone) if event.part == "stage-0"]
+    assert 0 < max(sent) < 0.35 * whole, "the numbers did not travel as 4 bits"
+
+
 def test_run_that_averages_in_4_bits_learns_and_no_replica_differs(tmp_path: Path) -> None:
     swarm = swarm_of(tmp_path, 12)
     run_world(swarm.run())
@@ -63,10 +70,7 @@ def test_run_that_averages_in_4_bits_learns_and_no_replica_differs(tmp_path: Pat
     assert not swarm.events(ResidualLost)
     losses = {event.step: event.loss for event in swarm.events(StepClosed)}
     assert losses[12] < 0.8 * losses[1]
-    stage = family_of(swarm.manifest.model).build(family_of(swarm.manifest.model).parts(swarm.manifest.split)[0])
-    whole = 4 * sum(parameter.numel() for parameter in stage.parameters())
-    sent = [event.bytes_sent for event in swarm.events(RoundDone) if event.part == "stage-0"]
-    assert 0 < max(sent) < 0.35 * whole, "the numbers did not travel as 4 bits"
+    check_4_bits_travelled(swarm)
     assert all(residual_norm(peer) > 0 for name, peer in swarm.peers.items() if name != "bootstrap")
 
 
@@ -74,25 +78,6 @@ APART: dict[str, Any] = {
     "averaging": {"codec": "int4h", "mode": "local", "local": {"steps": 4}},
     "batch": {"microbatch_size": 1, "microbatches_per_step": 6},
 }
-
-
-def test_deltas_of_replicas_that_train_apart_are_averaged_in_4_bits_and_their_residuals_stay(tmp_path: Path) -> None:
-    """One replica dies in a round, which is void: what the others owe survives it."""
-    swarm = swarm_of(tmp_path, 6, **APART)
-    run_world(_with(swarm, swarm_killer(swarm, "host-2", 3)))
-    assert swarm.is_dead("host-2")
-    assert any(event.step == 3 for event in swarm.events(RoundVoid)), "it died too early to break a round"
-    assert not swarm.events(DigestMismatch)
-    losses = {event.step: event.loss for event in swarm.events(StepClosed)}
-    assert max(losses) == 6
-    assert losses[6] < 0.9 * losses[1], losses
-    lost = swarm.peers["host-0"].events.of(ResidualLost)
-    assert [(event.part, event.peer) for event in lost] == [("stage-0", swarm.peers["host-2"].endpoint.peer)]
-    stage = family_of(swarm.manifest.model).build(family_of(swarm.manifest.model).parts(swarm.manifest.split)[0])
-    whole = 4 * sum(parameter.numel() for parameter in stage.parameters())
-    sent = [event.bytes_sent for event in swarm.events(RoundDone) if event.part == "stage-0"]
-    assert 0 < max(sent) < 0.35 * whole, "the numbers did not travel as 4 bits"
-    assert all(residual_norm(swarm.peers[name]) > 0 for name in ("host-0", "host-1"))
 
 
 def test_replica_that_leaves_in_order_hands_its_residual_over(tmp_path: Path) -> None:
@@ -107,17 +92,22 @@ def test_replica_that_leaves_in_order_hands_its_residual_over(tmp_path: Path) ->
     assert max(event.step for event in swarm.events(StepClosed)) == 8
 
 
-def test_residual_of_a_replica_that_dies_is_lost_and_a_void_round_loses_none(tmp_path: Path) -> None:
-    swarm = swarm_of(tmp_path, 6)
-    killed = swarm_killer(swarm, "host-2", 3)
-    run_world(_with(swarm, killed))
+@pytest.mark.parametrize("shape", [{}, APART], ids=["together", "apart"])
+def test_residual_of_a_replica_that_dies_is_lost_and_a_void_round_loses_none(
+    tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    swarm = swarm_of(tmp_path, 6, **shape)
+    run_world(_with(swarm, swarm_killer(swarm, "host-2", 3)))
     assert swarm.is_dead("host-2")
     assert any(event.step == 3 for event in swarm.events(RoundVoid)), "it died too early to break a round"
     assert not swarm.events(DigestMismatch)
-    victim = swarm.peers["host-2"].endpoint.peer
+    losses = {event.step: event.loss for event in swarm.events(StepClosed)}
+    assert max(losses) == 6
+    assert losses[6] < losses[1] * (0.9 if shape else 1.0), losses
     lost = swarm.peers["host-0"].events.of(ResidualLost)
-    assert [(event.part, event.peer) for event in lost] == [("stage-0", victim)]
-    assert max(event.step for event in swarm.events(StepClosed)) == 6
+    assert [(event.part, event.peer) for event in lost] == [("stage-0", swarm.peers["host-2"].endpoint.peer)]
+    check_4_bits_travelled(swarm)
+    assert all(residual_norm(swarm.peers[name]) > 0 for name in ("host-0", "host-1"))
 
 
 @pytest.mark.parametrize("stall", [never_closes, stops_in_the_middle])

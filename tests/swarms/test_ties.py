@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import DigestMismatch, StepClosed, StepGivenUp
 from swarm.sim.loop import run_world
@@ -26,14 +24,3 @@ def test_replica_that_always_differs_from_the_other_of_its_part_stops_nobody(tmp
     assert {event.step for event in swarm.events(StepGivenUp)} == {STEP}
     seconds = {event.step: event.seconds for event in swarm.events(StepClosed)}
     assert max(seconds[step] for step in range(2, STEPS + 1)) < WITHIN_S
-
-
-@pytest.mark.parametrize("copies", [0, 1])
-def test_tie_of_a_part_that_nobody_can_take_over_is_tried_until_both_agree(copies: int, tmp_path: Path) -> None:
-    """The only copy is the founder's, who moves nowhere."""
-    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": STEPS, "copies": copies}, may_fail=True)
-    with lies_about_weights("host-0", swarm, step=STEP, times=4) as struck:
-        run_world(swarm.run(timeout_s=900.0))
-    assert len(struck) == 4
-    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
-    assert not swarm.events(StepGivenUp)

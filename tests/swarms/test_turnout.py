@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from peers.chaos.faults import Kill
 from peers.chaos.plan import On, Strike
 from peers.simulate.sim_swarm import SimSwarm
@@ -36,18 +34,6 @@ def of(swarm: SimSwarm, part: str, step: int) -> dict[str, Participation]:
         for event in peer.events.of(Participation)
         if (event.part, event.step) == (part, step)
     }
-
-
-def test_group_forms_in_one_round_trip(tmp_path: Path) -> None:
-    swarm = swarm_of(tmp_path, 3)
-    run_world(swarm.run())
-    rounds = swarm.events(RoundDone)
-    assert len(rounds) == (3 + 2) * 6
-    assert all(event.formed_s == pytest.approx(2 * LATENCY_S) for event in rounds)
-    for event in swarm.events(Participation):
-        assert (event.live, event.participating) == ((3, 3) if event.part == "stage-0" else (2, 2))
-        assert event.whole
-        assert event.averaged + len(event.why) == event.live
 
 
 def test_late_replica_is_told_from_which_step_on_it_averages(tmp_path: Path) -> None:

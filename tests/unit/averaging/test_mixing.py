@@ -200,17 +200,6 @@ async def test_hostile_version_is_left_out_and_the_others_count(leg: int, values
     assert list(event.left_out.values()) == [reason]
 
 
-async def test_member_that_is_gone_is_not_waited_for() -> None:
-    event, (mean,) = await mixed(
-        FakePart(2, 1.0),
-        FakePart(2, 3.0),
-        FakePart(2, 9.0),
-        prepare=lambda world: world.replicas.__setitem__(2, PeerId("gone")),
-    )
-    assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
-    assert list(event.left_out) == ["gone"]
-
-
 async def refusal(ask: Callable[[World], tuple[SimEndpoint, TakeRequest]]) -> PeerError:
     world = await World(FakePart(2, 1.0), FakePart(2, 1.0), strangers=1).open()
     endpoint, request = ask(world)

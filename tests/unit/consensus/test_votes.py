@@ -233,15 +233,6 @@ async def test_life_started_anew_votes_only_with_a_disk_that_reaches_up_to_the_s
     assert await _votes(life, AFTER) == votes
 
 
-async def test_life_started_anew_keeps_the_promise_and_repeats_the_vote(path: Path) -> None:
-    before = kept(record(AFTER), after=AFTER, term=5)
-    VoteFile(path).write(before)
-    ballot = Incarnation(A, REBORN, VoteFile(path)).ballot(AFTER)
-    assert (ballot.term, ballot.vote, ballot.free) == (5, before.vote, 1)
-    with pytest.raises(Superseded):
-        await ballot.follow(4)
-
-
 # --- members ---------------------------------------------------------------------------------------------------------
 
 

@@ -82,20 +82,6 @@ async def test_any_replica_can_be_assigned_anything(hosted: bool, budget: int) -
         assert crew.sums() == before
 
 
-async def test_settling_again_changes_nothing_and_a_smaller_set_is_reversed() -> None:
-    async with fed() as (crew, routes):
-        await crew.settle(routes)
-        assert not any(r.events.of(ContributionReplayed) for r in crew.replicas.values())
-        fewer = {mb: route for mb, route in routes.items() if mb.position % 2}
-        await crew.settle(fewer)
-        await crew.settle(fewer)
-        assert [set(together) for together in crew.sums()] == [set(fewer)] * 3
-        reversals = sum(len(r.events.of(ContributionReversed)) for r in crew.replicas.values())
-        assert reversals == 3 * (QUOTA - len(fewer))
-        await crew.settle(routes)
-        assert [set(together) for together in crew.sums()] == [set(routes)] * 3
-
-
 async def test_work_whose_settling_is_cancelled_while_the_device_does_it_is_told_by_the_next() -> None:
     async with fed() as (crew, routes):
         before = crew.sums()

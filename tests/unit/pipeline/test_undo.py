@@ -85,18 +85,6 @@ async def test_mail_of_the_way_that_was_given_up_is_refused(scene: ReplicaScene,
     await scene.there(x=3.0, attempt=ANEW)
 
 
-async def test_what_was_undone_last_is_as_it_was_added_last(scene: ReplicaScene) -> None:
-    await added(scene, there=3.0, back=4.0)
-    await undo(scene)
-    await scene.there(x=3.0, attempt=ANEW)
-    await undo(scene, attempt=ANEW)
-    with pytest.raises(Refused, match="begun anew"):
-        await scene.forward(x=3.0, attempt=ANEW)
-    give_nothing(scene)
-    await scene.server.settle(1, {WORK: ROUTE})
-    assert scene.part.held == {microbatch(0): 32.0}
-
-
 async def test_what_was_added_and_undone_twice_is_added_again_as_the_second_time(scene: ReplicaScene) -> None:
     await added(scene, there=3.0, back=4.0)
     await undo(scene)

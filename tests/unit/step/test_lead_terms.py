@@ -91,16 +91,6 @@ async def test_lead_that_takes_over_leases_nothing_before_all_have_said_what_the
     assert await lead.committed == [microbatch(T, 0), microbatch(U, 0)]
 
 
-async def test_lead_is_not_full_while_a_trainer_has_yet_to_say_what_it_has_begun() -> None:
-    lead = Lead(me=SUCCESSOR)
-    lead.begin(1)
-    await lead.resume(T, 0, 1, term=1)
-    await lead.complete(T, 0, 1, term=1)
-    assert not lead.service.book.full
-    await lead.resume(U, term=1)
-    assert lead.service.book.full
-
-
 async def test_batch_waits_for_trainers_that_have_yet_to_say_what_they_have_begun() -> None:
     lead = Lead(me=SUCCESSOR)
     lead.begin(1)

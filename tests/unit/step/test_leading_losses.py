@@ -14,8 +14,8 @@ from swarm.events import AttemptFailed, WorkExcluded, WorkWithdrawn
 from swarm.ids import PeerId
 from swarm.step.leader import tables
 from swarm.step.leader.answers import MAX_VOID
-from swarm.step.leader.exclusion import MAX_FAILURES, STALLED_S
-from swarm.step.messages import AGAIN, APPLY, DECIDE, PROPOSE, RECONCILE, Lease
+from swarm.step.leader.exclusion import MAX_FAILURES
+from swarm.step.messages import AGAIN, APPLY, DECIDE, PROPOSE, RECONCILE
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (
     COMMITTED,
@@ -65,20 +65,6 @@ async def test_member_that_is_lost_while_it_votes_is_not_needed(how: str) -> Non
     assert closed.absent == ()
     assert here.asked(DECIDE) >= {LEADER, T}
     assert here.events.of(AttemptFailed) == []
-
-
-async def test_trainer_that_is_lost_takes_its_work_with_it_and_the_others_are_told_to_feed() -> None:
-    here = await Stage(roster=PAIRED).set()
-    await here.feed([by(T, 0), by(U, 0)])
-    here.puppets[U].instead[APPLY] = here.die(U)
-    running = asyncio.create_task(here.leading().run())
-    await eventually(lambda: here.puppets[T].told(AGAIN))
-    assert here.events.of(WorkWithdrawn) == [WorkWithdrawn(step=1, trainers=(U,))]
-    assert not running.done()
-    await here.feed([by(T, 1)])
-    closed = await running
-    assert [one.microbatch for one in closed.committed] == [by(T, 0).microbatch, by(T, 1).microbatch]
-    assert closed.absent == (U,)
 
 
 @pytest.mark.parametrize("turns", range(12))
@@ -135,22 +121,6 @@ async def test_work_lost_for_good_is_left_out_and_others_are_told_to_fill_the_ba
     assert closed.absent == (U,)  # and A, which could not compute it either, is not
 
 
-async def test_work_of_a_trainer_that_is_left_out_can_be_lost_for_good_too() -> None:
-    here = await Stage(roster=HOSTED, hosted=True).set()
-    await here.feed([by(U, 0)])
-    await here.ask_lead(Lease(step=1, term=0, total=2), U)  # and nothing comes of it
-    here.puppets[A].instead[RECONCILE] = broken(A, missing=(by(U, 0).microbatch,))
-    running = asyncio.create_task(here.leading().run())
-    await eventually(lambda: here.events.of(WorkWithdrawn), deadline_s=2 * STALLED_S)
-    await here.feed([by(T, 0)])
-    await eventually(lambda: here.events.of(WorkExcluded))
-    here.puppets[A].instead.clear()
-    await here.feed([by(T, 1)])
-    closed = await running
-    assert [one.microbatch for one in closed.committed] == [by(T, 0).microbatch, by(T, 1).microbatch]
-    assert closed.absent == (U,)  # and A, which could not compute it either, is not
-
-
 # --- a member is unfit -----------------------------------------------------------------------------------------------
 
 
@@ -184,17 +154,6 @@ async def test_member_that_does_not_hold_what_counts_is_left_out() -> None:
     here.puppets[OTHER].instead[RECONCILE] = broken(OTHER, missing=(COMMITTED[0].microbatch,))
     closed = await here.leading().run()
     assert (closed.absent, len(closed.committed)) == ((OTHER,), 2)
-
-
-async def test_member_with_which_rounds_break_again_and_again_is_left_out() -> None:
-    here = await stage()
-    here.puppets[LEADER].instead[RECONCILE] = lambda body: broken(OTHER)(body) if OTHER in body.live else None
-    closed = await here.leading().run()
-    assert closed.absent == (OTHER,)
-    numbers = [body.attempts["stage-0"] for body in here.puppets[LEADER].told(RECONCILE)]
-    assert numbers == sorted(set(numbers))
-    assert len(numbers) == 4
-    assert len({body.attempts["ends"] for body in here.puppets[T].told(RECONCILE)}) == 1
 
 
 async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_term(

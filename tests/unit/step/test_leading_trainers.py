@@ -109,14 +109,6 @@ async def test_step_closes_without_a_member_that_alone_says_void_and_not_why() -
     assert closed.absent == ("D",)
 
 
-async def test_leader_says_how_long_it_waits() -> None:
-    here = await stage()
-    await here.leading().run()
-    told = here.puppets[A].told(RECONCILE)
-    assert told
-    assert all(body.within_s == here.closing.timeout_s() for body in told)
-
-
 async def test_leader_waits_for_a_round_as_long_as_its_bytes_take_and_for_nothing_else() -> None:
     here = await stage()
     here.closing = dataclasses.replace(here.closing, averaging_s=lambda plainly: 60.0)

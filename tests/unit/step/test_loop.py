@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from swarm.consensus.acceptor import MAX_LEAP
-from swarm.consensus.changes import Departure, departure_bytes
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Busy, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Superseded, Unreachable, WrongStep
 from swarm.ids import PeerId
@@ -41,7 +39,6 @@ from tests.harness.rigs.step import (
     prepare,
     reconcile,
     record,
-    sign,
     weights_digest,
 )
 
@@ -157,25 +154,6 @@ async def test_loop_ends_when_its_run_is_ended_before_the_last_step() -> None:
     await home.release(ROSTER.succession(1)[0])
     await running
     assert feed.steps == [1]
-
-
-async def test_loop_of_the_leader_lets_everybody_go_when_the_run_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    home, released = await Home(LEADER).set(), []
-
-    async def release(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
-        released.append((sorted(leaving), step))
-
-    monkeypatch.setattr(home.exit_barrier, "release", release)
-    fit(home)
-    for peer in ROSTER.peers:
-        signature = sign(peer, departure_bytes(RULES.run, 1, GENESIS.hash(), peer, ends=True))
-        with contextlib.suppress(Refused):
-            await home.stage.ask_lead(Departure(step=1, peer=peer, ends=True, signature=signature), peer)
-    await home.stage.feed()
-    await home.loop(Script()).run()
-    head = home.bench.history.head
-    assert (head.step, head.ended, head.roster) == (1, True, ROSTER.members)
-    assert released == [([peer for peer in ROSTER.peers if peer != LEADER], 1)]
 
 
 async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_know_it(

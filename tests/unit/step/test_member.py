@@ -385,14 +385,6 @@ async def test_member_closed_while_it_closes_a_step_leaves_nothing_running() -> 
     assert (bench.position.open_step, bench.history.head) == (1, GENESIS)
 
 
-async def test_member_whose_leader_hangs_up_while_preparing_prepares_again() -> None:
-    bench = await brought_to("reconcile")
-    bench.device.gate = asyncio.Event()
-    await cancel_asking(bench, apply())
-    bench.device.gate.set()
-    assert (await bench.ask(apply())).digest == record().digests["stage-0"]
-
-
 async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready() -> None:
     seen: list[int] = []
     gate = asyncio.Event()

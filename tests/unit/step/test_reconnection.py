@@ -48,7 +48,8 @@ BEGINNING = GENESIS.model_copy(update={"roster": FIVE.members})
 OURS, OTHERS = (A, T), (B, C, U)
 ME = next(peer for peer in FIVE.succession(1) if peer in OURS)
 """Who asks for votes for our lineage."""
-ALONE = tuple(FIVE[peer] for peer in OURS)
+
+
 BY_A = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
 CANDIDATE = record(
     BEGINNING, committed=BY_A, lineage=1, term=1, absent=OTHERS, roster=tuple(FIVE[peer] for peer in OURS)
@@ -109,15 +110,6 @@ async def test_lineage_that_others_accept_is_confirmed() -> None:
     await here.look(3 * LOOK_S)
     assert here.fork.confirmation is not None
     assert (here.confirmed, here.bench.history.head) == (1, CANDIDATE)
-
-
-async def test_lineage_that_others_decided_already_is_confirmed_by_their_proof() -> None:
-    here = await Reunited().set()
-    here.answers(B, NEXT, lambda body: decided(CANDIDATE))
-    await here.look()
-    assert here.fork.confirmation is not None
-    assert (here.confirmed, here.bench.position.cut_off) == (1, "")
-    assert not here.stage.asked(PREPARE)
 
 
 async def test_lineage_is_confirmed_by_a_proof_to_which_one_has_added_junk() -> None:

@@ -312,20 +312,6 @@ async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_w
     assert (resumed.started, resumed.aside) == ((microbatch(0),), ())
 
 
-async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_others() -> None:
-    here = await trainer(begun=3)
-    await here.leader.lease(1, 3)
-    for one in COMMITTED:
-        await here.leader.complete(1, one, RECEIPTS)
-    here.instead(SUCCESSOR, RESUME, lambda body: TrainerResumed(kept=1))
-    await here.follow(1)
-    assert await here.leader.lease(1, 4) == 4
-    assert here.begun.kept == [1]
-    assert [body.total for body in here.told(SUCCESSOR, LEASE)] == [5]
-    told = [body.contribution.microbatch for body in here.told(SUCCESSOR, COMPLETE) if body.term == 1]
-    assert told == [microbatch(0)]
-
-
 async def test_proof_that_the_leader_took_is_told_to_the_next_one_too() -> None:
     here = await trainer(begun=2)
     await here.leader.lease(1, 2)

@@ -280,21 +280,6 @@ async def test_replica_that_is_back_while_others_are_told_of_the_end_prevents_it
     assert {peer for peer, _ in scene.told} == {B, C, D}, "the fault: it is back, and they were told"
 
 
-async def test_who_refuses_is_asked_again_until_the_replica_is_back() -> None:
-    scene, refused = Scene(), 0
-
-    def refuse() -> PeerError:
-        nonlocal refused
-        refused += 1
-        if refused == 3:
-            scene.liveness.find(A)
-        return Refused("no copy here")
-
-    scene.says = {FIRST: refuse, SECOND: lambda: Consent(reassign=None)}
-    assert await scene.record() is None
-    assert refused == 3
-
-
 async def test_changes_that_no_record_may_have_end_no_leader() -> None:
     scene = Scene()
     requests, failed = scene.lead.book.requests, list[int]()
