@@ -67,8 +67,8 @@ PROFILES: Mapping[str, tuple[ProfileChoice, ...]] = {
         ProfileChoice(key="averaging.codec", value="int8", why="a quarter of the bytes, an error of .7 %", rounds=True),
     ),
 }  # fmt: skip
-"""By name. The figures are measured: benchmarks ``wan`` (at 1ca82292), ``allreduce`` (int8) and ``convergence`` (local
-8 and 32; at df58d3c1)."""
+"""By name. The figures are measured: benchmarks ``wan``, ``allreduce`` (int8) and ``convergence`` (local 8 and 32; at
+df58d3c1)."""
 
 FITS = {
     "lan": "machines in one place, 1 Gbit/s or more between them",

@@ -21,8 +21,7 @@ HOP_S = 0.004
 UPDATE_S = 5e-9
 """Of the optimizer and the digest, for each parameter of a part."""
 CLOSING_ROUND_TRIPS = 5
-"""From a step's last microbatch to its record, two of them averaging's own (benchmark ``wan`` at
-1ca82292: round, norm, close)."""
+"""From a step's last microbatch to its record, two of them averaging's own (benchmark ``wan``: round, norm, close)."""
 PROCESS_BYTES = 400 << 20
 """Of a peer beside its tensors: torch, the network, its daemon."""
 RETURN_S = 60.0

@@ -26,9 +26,8 @@ SMALLER = "int8h"
 """What ``auto`` chooses where links are short of room. Not ``int4h``, whose error is eighteen times as large, and which
 no run that was measured has trained with: a manifest may name it."""
 LEAST_SHARE, MOST_SHARE = 1 / 16, 3 / 4
-"""Of a microbatch's time, from which on a saving is worth an error: the benchmark ``wan`` at 1ca82292 gained .16 of
-what is saved, so one percent from there on; and what is saved at most before exact payloads keep a link busy all the
-time."""
+"""Of a microbatch's time, from which on a saving is worth an error: the benchmark ``wan`` gains .16 of what is saved,
+so one percent from there on; and what is saved at most before exact payloads keep a link busy all the time."""
 SHARE_PER_RATE = 1 / 333e6
 """Share for each byte a second. One core encodes and decodes int8h at .26 GB/s of float32 (benchmark ``codecs`` at
 df58d3c1), so that from some 250 Mbit/s on it takes a CPU longer than is gained, unless the link is nearly full."""

@@ -54,7 +54,7 @@ def after(mbit: float | dict[PeerId, float], before: CodecPair = EXACT, *, pace_
 @pytest.mark.parametrize(
     ("mbit", "pace_us", "chosen"),
     [
-        (80, PACE_US, SMALL),  # thin links and wide ones
+        (80, PACE_US, SMALL),  # the cells of the benchmark ``wan``
         (200, PACE_US, SMALL),
         (500, PACE_US, EXACT),
         (80, 7_059_000, EXACT),  # it computes for so long that little is gained

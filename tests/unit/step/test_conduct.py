@@ -13,11 +13,12 @@ from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
 from swarm.step.leader.exclusion import STALLED_S
 from swarm.step.member.conduct import LeaderConduct, Vetoes
-from tests.harness.rigs.consensus import A, B, T, listed, record
+from tests.harness.rigs.consensus import COMMITTED, A, B, T, listed, record
 from tests.harness.rigs.step.member import RULES
 
 C, U = PeerId("C"), PeerId("U")
 ROSTER = Roster([listed(A), listed(B), listed(C), listed(T, "trainer", "ends"), listed(U, "trainer", "ends")])
+TO_ONE = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
 
 
 VETOES = Vetoes(A, RULES)
