@@ -152,7 +152,7 @@ def test_files_that_cannot_be_used_are_refused_with_the_cause(tmp_path: Path) ->
     with pytest.raises(StateError, match=r"lacks 18 of the part's 18 tensors: model\.layers\.0"):
         family.initial_weights(0, spec, tmp_path)
     index = tmp_path / "model.safetensors.index.json"
-    for map_, words in (({"a": "../b"}, "not beside it"), ({"a": "gone"}, "lacks gone"), ([], "no index")):
+    for map_, words in (({"a": "../b"}, "not next to it"), ({"a": "gone"}, "lacks gone"), ([], "no index")):
         index.write_text(json.dumps({"weight_map": map_}))
         with pytest.raises(StateError, match=words):
             family.initial_weights(0, spec, tmp_path)
