@@ -475,38 +475,27 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(
     assert any("the run is full" in str(event) for event in world.events.events)
 
 
-@pytest.mark.parametrize("said", [WrongStep("step 0 is open"), Busy("full"), Superseded("another leads")])
-async def test_who_asks_for_a_lost_part_asks_those_that_lead_after_the_first_of_a_step(
+@pytest.mark.parametrize(
+    "said", [WrongStep("step 0 is open"), Busy("full"), Superseded("another leads"), Unreachable("it is gone")]
+)
+async def test_who_asks_for_a_lost_part_asks_past_all_that_do_not_take_it(
     monkeypatch: pytest.MonkeyPatch, said: PeerError
 ) -> None:
-    """The first may itself have been started anew, and know of no open step."""
-    world = World(monkeypatch)
-
-    async def ask(peer: PeerId, rpc: Rpc[Any, Any], body: Admission, *, timeout_s: float) -> None:
-        world.admissions.append((peer, body))
-        if peer == OBSERVED.succession(3)[0]:
-            raise said
-
-    monkeypatch.setattr(world, "ask", ask, raising=False)
-    await world.joining._ask(world.run.head, lost=True)
-    assert [peer for peer, _ in world.admissions] == list(OBSERVED.succession(3)[:2])
-
-
-async def test_who_asks_for_a_lost_part_asks_past_all_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step stays open for it: nobody else would be asked the next time."""
+    """Who leads may itself have been started anew, and know of no open step; and the step stays open for this peer:
+    nobody else would be asked the next time."""
     world, many = World(monkeypatch), Roster([listed(PeerId(f"p{n}")) for n in range(9)])
     digests = {part: "0" * 64 for part in ("stage-0", "stage-1", "ends")}
     head = genesis(RUN, many, cast(Any, digests))
-    gone = set(many.succession(head.step + 1)[:6])
+    order = many.succession(head.step + 1)
 
     async def ask(peer: PeerId, rpc: Rpc[Any, Any], body: Admission, *, timeout_s: float) -> None:
-        if peer in gone:
-            raise Unreachable("it is gone", peer=peer)
         world.admissions.append((peer, body))
+        if peer in order[:6]:
+            raise said
 
     monkeypatch.setattr(world, "ask", ask, raising=False)
     await world.joining._ask(head, lost=True)
-    assert [peer for peer, _ in world.admissions] == [many.succession(head.step + 1)[6]]
+    assert [peer for peer, _ in world.admissions] == list(order[:7])
 
 
 async def test_whoever_waits_for_a_return_asks_other_members_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
