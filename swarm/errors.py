@@ -73,6 +73,7 @@ class Advice(StrEnum):
     RELAY = "Open a port, or let a peer relay for this one."
     RELAY_THERE = "Start a relay there, and give the address that it prints."
     OTHER_HOME = "Look at that history; then give this peer a new home."
+    PROVEN_WRONG = "look at the proof in the run's history, and check this machine"
     DAMAGED_STEP = "Use the step before it, or copy the damaged file from another peer."
 
 

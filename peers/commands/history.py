@@ -17,7 +17,7 @@ from peers.commands.history_source import HistorySource
 from peers.commands.history_verify import ChainCheck
 from peers.commands.status_text import table
 from peers.console.words import another_path, codecs_text, count, listed
-from swarm.consensus.faults import Fault, check_fault, newly_barred
+from swarm.consensus.faults import HopFault, check_fault, newly_barred
 from swarm.consensus.history import HistoryLine, HistoryReader, earlier
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, owner
@@ -159,7 +159,7 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
     )
 
 
-def _fault(record: CloseRecord, fault: Fault, before: Roster | None) -> FaultShown:
+def _fault(record: CloseRecord, fault: HopFault, before: Roster | None) -> FaultShown:
     """Return what is shown of a fault, verified anew. Cost: 0.1 ms a signature."""
     known, found, proof = before or Roster(()), tuple[PeerId, ...](), None
     if before is not None:

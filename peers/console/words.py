@@ -107,6 +107,7 @@ _COMMANDS: Mapping[Advice, str] = {
     "on a machine that everybody can call, and this peer with --through and the address that it prints.",
     Advice.RELAY_THERE: "Start one there ({swarm} relay), and give the address that it prints.",
     Advice.OTHER_HOME: "Look at it with swarm history --file {home}/history.jsonl; then give this peer a new home.",
+    Advice.PROVEN_WRONG: "look at the proof ({swarm} history --faults), and check this machine ({swarm} doctor)",
     Advice.DAMAGED_STEP: "Use the step before it, or copy the damaged file from another peer: swarm ckpt pull.",
 }
 """The words and commands for each advice of the library."""

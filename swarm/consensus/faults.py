@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 
 from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import FORGET, Barred
-from swarm.errors import Refused, Violation
+from swarm.errors import Advice, Refused, Violation
 from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, PeerId, stage_part
 from swarm.schema import AFTER_CHARS, AfterField, Count, Message, MicrobatchField, PeerIdField, SignatureField
 from swarm.security.signing import audit_bytes, receipt_bytes
@@ -40,7 +40,7 @@ class _InFiles(Message):
     model_config = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
 
 
-class Statement(_InFiles):
+class HopStatement(_InFiles):
     """What one replica found that computed a hop again: ``wrong`` or not, signed (:func:`audit_bytes`)."""
 
     auditor: PeerIdField
@@ -48,7 +48,7 @@ class Statement(_InFiles):
     signature: SignatureField
 
 
-class Fault(_InFiles):
+class HopFault(_InFiles):
     """A hop of the open step that a replica, the ``accused``, signed for, and what others found that computed it again.
 
     The microbatch, and where it was, are named as in the pipeline's messages; ``hop`` is the stage. ``receipt`` is the
@@ -65,7 +65,7 @@ class Fault(_InFiles):
     told: Annotated[bytes, Field(min_length=32, max_length=32)]
     tokens: Count
     receipt: SignatureField
-    statements: Annotated[tuple[Statement, ...], Field(max_length=MAX_AUDITORS)]
+    statements: Annotated[tuple[HopStatement, ...], Field(max_length=MAX_AUDITORS)]
 
     @property
     def key(self) -> JourneyKey:
@@ -90,7 +90,7 @@ def check_fault(
     roster: Roster,
     step: int,
     previous_hash: str,
-    fault: Fault,
+    fault: HopFault,
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> tuple[PeerId, ...]:
     """Return whom a fault of the open step proves wrong: the accused, where more than half of those that judge the hop
@@ -137,7 +137,7 @@ def check_faults(
     roster: Roster,
     step: int,
     previous_hash: str,
-    faults: Sequence[Fault],
+    faults: Sequence[HopFault],
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> dict[str, tuple[PeerId, ...]]:
     """Return by the accused whom each of a record's faults proves wrong. Raises as :func:`check_fault`, and Violation
@@ -188,7 +188,5 @@ def newly_barred(barred: Mapping[str, Barred], step: int) -> set[PeerId]:
 
 def barred_words(until: int) -> str:
     """Return what a peer that is barred is told."""
-    return (
-        f"what it computed, or said of others' work, was proven wrong, and it is barred until step {until}: see "
-        "`swarm history --faults`, check this machine with `swarm doctor`, and join again then"
-    )
+    wrong = f"what it computed, or said of others' work, was proven wrong: it is barred until step {until}"
+    return f"{wrong}; {Advice.PROVEN_WRONG}, and join again then"

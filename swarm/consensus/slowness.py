@@ -31,21 +31,21 @@ FORGET = 4
 """So many times as long as a member was left out its leave is remembered after it."""
 
 
-class Leave(Message):
+class Suspension(Message):
     """How often records say that a member was left out of the run, and the first step with which it may join again."""
 
     times: Count = 0
     until: Count = 0
 
 
-class Barred(Leave):
+class Barred(Suspension):
     """What records say of a peer that was proven wrong (:mod:`swarm.consensus.faults`). ``contradicted`` is in how many
     steps it called wrong what most found right, since it was barred last."""
 
     contradicted: Annotated[Count, Field(exclude_if=operator.not_)] = 0
 
 
-class Slow(Leave):
+class Slow(Suspension):
     """What records say of a member that holds steps up: the leaders that had to wait for it lately, the oldest first,
     and how many steps were in time since."""
 
@@ -68,7 +68,7 @@ def dismissed(known: Known, peers: Collection[str]) -> dict[PeerId, str]:
     }
 
 
-def rests_until(known: Mapping[str, Leave], peer: str) -> int:
+def rests_until(known: Mapping[str, Suspension], peer: str) -> int:
     """Return the first step with which a peer may join again; 0 for one that was not left out."""
     return known[peer].until if peer in known else 0
 

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.consensus.acceptor import NO_EVIDENCE, BranchHead, RecordEvidence, SignedPromise, Vote
 from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
-from swarm.consensus.faults import Fault
+from swarm.consensus.faults import HopFault
 from swarm.consensus.records import (
     MAX_PACE_US,
     MAX_VOTERS,
@@ -296,7 +296,7 @@ ASIDE = Rpc("lead/1/aside", Quarantine, Empty)
 RESUME = Rpc("lead/1/resume", ResumeTrainer, TrainerResumed)
 JOIN = Rpc("lead/1/join", Admission, Empty)
 LEAVE = Rpc("lead/1/leave", Departure, Empty)
-FAULT = Rpc("lead/1/fault", Fault, Empty)
+FAULT = Rpc("lead/1/fault", HopFault, Empty)
 
 # What a trainer answers its leader.
 AGAIN = Rpc("feed/1/again", Feed, Empty)

@@ -18,7 +18,7 @@ import torch
 
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.changes import Admission, admission_bytes
-from swarm.consensus.faults import Fault, Statement, auditors
+from swarm.consensus.faults import HopFault, HopStatement, auditors
 from swarm.consensus.roster import Member, owner
 from swarm.errors import Busy, PeerError
 from swarm.ids import JourneyKey, MicrobatchId, PartName, PeerId, stage_of
@@ -167,13 +167,13 @@ def invents_fault(victim: Callable[[], PeerId]) -> Attack:
     return attack
 
 
-def invented(book: StepBook, accused: PeerId) -> Fault:
+def invented(book: StepBook, accused: PeerId) -> HopFault:
     """Return a fault with signatures that are none."""
     stage = stage_of(PartName(book.roster[accused].part or ""))
     microbatch, after = MicrobatchId(book.roster.trainers[0], "ab" * 8, 0, 0), book.now.previous[:AFTER_CHARS]
     assert stage is not None
     judges = auditors(book.roster, JourneyKey(book.step, microbatch, 0, after), stage, accused)
-    return Fault(
+    return HopFault(
         step=book.step,
         microbatch=microbatch,
         attempt=0,
@@ -183,7 +183,7 @@ def invented(book: StepBook, accused: PeerId) -> Fault:
         told=bytes(32),
         tokens=0,
         receipt=bytes(64),
-        statements=tuple(Statement(auditor=judge, wrong=True, signature=bytes(64)) for judge in judges),
+        statements=tuple(HopStatement(auditor=judge, wrong=True, signature=bytes(64)) for judge in judges),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ from peers.commands.history import fault_lines, read
 from peers.commands.history_source import HistorySource
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus import faults
-from swarm.consensus.faults import Fault, Statement, auditors
+from swarm.consensus.faults import HopFault, HopStatement, auditors
 from swarm.consensus.records import Contribution
+from swarm.consensus.roster import Member, Roster, owner
 from swarm.errors import OutOfSync, PeerError
 from swarm.events import PeerLost, ProvenWrong, StepGivenUp
 from swarm.ids import JourneyKey, PeerId
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import audit_bytes
 from swarm.sim.loop import PEER, run_world
+from swarm.step.calls import first_leaf
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import SignedReceipt
 from tests.harness.bad_leaders import invents_fault, striking, victim_of
@@ -39,7 +42,7 @@ def swarm_of(root: Path, **more: Any) -> SimSwarm:
     return SimSwarm(root, **{**shape, **more})
 
 
-def fault_of(swarm: SimSwarm, at: JourneyKey, one: Contribution, receipt: SignedReceipt, words: Words) -> Fault:
+def fault_of(swarm: SimSwarm, at: JourneyKey, one: Contribution, receipt: SignedReceipt, words: Words) -> HopFault:
     """Return what those that judge a hop say of it, with their own signatures."""
     identities = {peer.endpoint.peer: peer.around.identity for peer in swarm.peers.values()}
     membership = swarm.peers["bootstrap"].membership
@@ -48,8 +51,8 @@ def fault_of(swarm: SimSwarm, at: JourneyKey, one: Contribution, receipt: Signed
     said = {}
     for number, judge in enumerate(judges):
         signed = audit_bytes(swarm.manifest.run_id, at, STAGE, one.route[STAGE], receipt.digest, words(number))
-        said[judge] = Statement(auditor=judge, wrong=words(number), signature=identities[judge].sign(signed))
-    return Fault(
+        said[judge] = HopStatement(auditor=judge, wrong=words(number), signature=identities[judge].sign(signed))
+    return HopFault(
         step=at.step,
         microbatch=at.microbatch,
         attempt=at.attempt,
@@ -61,6 +64,12 @@ def fault_of(swarm: SimSwarm, at: JourneyKey, one: Contribution, receipt: Signed
         receipt=receipt.signature,
         statements=tuple(said.values()),
     )
+
+
+@pytest.fixture(autouse=True)
+def short_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer is barred for so many steps that it comes back within the run."""
+    monkeypatch.setattr(faults, "FIRST_BAR", BAR)
 
 
 @contextlib.contextmanager
@@ -80,7 +89,6 @@ def accuses(swarm: SimSwarm, words: Words = lambda number: True, *, leads: bool 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RemoteLeader, "complete", complete)
-        patch.setattr(faults, "FIRST_BAR", BAR)
         yield accused
 
 
@@ -122,7 +130,7 @@ def test_word_against_word_decides_nothing_and_the_trainer_goes_on(words: Words,
         refused = list[PeerError]()
         honest = RemoteLeader.accuse
 
-        async def accuse(leader: RemoteLeader, fault: Fault) -> None:
+        async def accuse(leader: RemoteLeader, fault: HopFault) -> None:
             try:
                 await honest(leader, fault)
             except PeerError as error:
@@ -143,17 +151,21 @@ def test_fault_that_a_leader_invents_is_refused_by_all(tmp_path: Path) -> None:
     bad = {name for name, peer in swarm.peers.items() if peer.outcome != DONE}
     assert len(bad) == 1
     (leader,) = (swarm.peers[name] for name in bad)
-    assert isinstance(leader.outcome, OutOfSync)
-    assert "forged" in str(leader.outcome)
+    assert isinstance(leader.outcome, BaseExceptionGroup)
+    error = first_leaf(leader.outcome)
+    assert isinstance(error, OutOfSync)
+    assert "is forged" in str(error)
     assert not any(record.get("faults") for record in swarm.history("host-0" if bad != {"host-0"} else "host-2"))
     assert not swarm.events(ProvenWrong)
 
 
 def test_leader_that_is_proven_wrong_closes_its_step_without_itself(tmp_path: Path) -> None:
-    swarm = swarm_of(tmp_path)
+    swarm = swarm_of(tmp_path, may_fail=True)
     with accuses(swarm, leads=True) as accused:
         run_world(swarm.run())
     (told,) = swarm.events(ProvenWrong)
     (record,) = [record for record in swarm.history() if record.get("faults")]
+    (before,) = [one["roster"] for one in swarm.history() if one["step"] == told.step - 1]
     assert [told.peer] == record["absent"] == accused
-    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+    assert owner(Roster([Member.model_validate_json(json.dumps(one)) for one in before]), told.step, 0) == told.peer
+    assert {peer.outcome for peer in swarm.peers.values() if peer.endpoint.peer != told.peer} == {DONE}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from swarm.consensus.changes import Admission, Departure, OpenStepFacts
-from swarm.consensus.faults import Fault, check_fault
+from swarm.consensus.faults import HopFault, check_fault
 from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Refused, Superseded, Violation, WrongStep
@@ -123,7 +123,7 @@ class LeadService:
         book = await self._of_trainer(caller, body.step)
         return book.resume(self._led(book, body.term), caller, body)
 
-    async def _on_fault(self, caller: PeerId, body: Fault) -> Empty:
+    async def _on_fault(self, caller: PeerId, body: HopFault) -> Empty:
         book = await self._of_trainer(caller, body.step)
         if book.led is None:
             raise self._not_leading(book)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from swarm.clock import Clock
-from swarm.consensus.faults import Fault
+from swarm.consensus.faults import HopFault
 from swarm.consensus.records import Contribution, Quarantined, rows_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
@@ -71,7 +71,7 @@ class TrainerBook:
     ready: int = 0
     reports: dict[MicrobatchId, tuple[Contribution, tuple[SignedReceipt, ...]]] = field(default_factory=dict)
     aside: dict[MicrobatchId, Quarantined] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[HopFault] = field(default_factory=list)
     again: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -205,7 +205,7 @@ class RemoteLeader:
         await self._until_told(book, tell, NOT_COUNTED)
         book.again.set()  # the leader has room for another of ours, and the batch waits for it
 
-    async def accuse(self, fault: Fault) -> None:
+    async def accuse(self, fault: HopFault) -> None:
         """Hand the leader the proof that a replica did not compute what it should. Returns when it knows: before the
         step is closed, where the microbatch was not reported yet. Raises as :meth:`complete`."""
         book = self._opened(fault.step)

@@ -34,6 +34,7 @@ from swarm.consensus.changes import (
     admission_bytes,
     departure_bytes,
 )
+from swarm.consensus.faults import HopFault
 from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes, by_trainer, rows_bytes
 from swarm.consensus.roster import Member, Roster
@@ -68,6 +69,18 @@ def microbatch(position: int) -> MicrobatchId:
 COMMITTED = tuple(
     Contribution(microbatch=microbatch(position), tokens=10 + position, loss_sum=1.5, route=(host,))
     for position, host in enumerate((A, B))
+)
+FAULTY = HopFault(
+    step=1,
+    microbatch=microbatch(0),
+    attempt=0,
+    after="",
+    hop=0,
+    accused=A,
+    told=bytes(32),
+    tokens=0,
+    receipt=bytes(64),
+    statements=(),
 )
 
 

@@ -15,8 +15,8 @@ from swarm.consensus.faults import (
     FIRST_BAR,
     MAX_AUDITORS,
     MAX_BARRED,
-    Fault,
-    Statement,
+    HopFault,
+    HopStatement,
     auditors,
     barring,
     check_fault,
@@ -54,21 +54,21 @@ class Said:
     receipt_by: PrivateIdentity = ACCUSED
     tokens: int = 0
 
-    def fault(self, *words: tuple[PrivateIdentity, bool], **fields: Any) -> Fault:
+    def fault(self, *words: tuple[PrivateIdentity, bool], **fields: Any) -> HopFault:
         """Return a fault with these words; ``fields`` are changed after all have signed."""
         receipt = self.receipt_by.sign(receipt_bytes(self.run, self.key, STAGE, self.told, self.tokens))
         said = tuple(self.statement(who, wrong) for who, wrong in words)
         told = {"step": self.key.step, "microbatch": self.key.microbatch, "attempt": self.key.attempt}
         more = {"told": self.told, "tokens": self.tokens, "receipt": receipt, "statements": said, "hop": STAGE}
-        return Fault(**{**told, **more, "after": self.key.after, "accused": self.accused.peer, **fields})
+        return HopFault(**{**told, **more, "after": self.key.after, "accused": self.accused.peer, **fields})
 
-    def statement(self, who: PrivateIdentity, wrong: bool) -> Statement:
+    def statement(self, who: PrivateIdentity, wrong: bool) -> HopStatement:
         """Return one replica's word."""
         signed = audit_bytes(self.run, self.key, STAGE, self.accused.peer, self.told, wrong)
-        return Statement(auditor=who.peer, wrong=wrong, signature=who.sign(signed))
+        return HopStatement(auditor=who.peer, wrong=wrong, signature=who.sign(signed))
 
 
-def found(fault: Fault, replicas: int = 4) -> tuple[PeerId, ...]:
+def found(fault: HopFault, replicas: int = 4) -> tuple[PeerId, ...]:
     return check_fault(RUN, roster_of(replicas), STEP, PREVIOUS, fault, verify)
 
 
@@ -116,13 +116,13 @@ two = wrong(1, 2)
 elsewhere = KEY._replace(microbatch=KEY.microbatch._replace(position=9))
 
 
-def with_words(said: Said, words: list[tuple[PrivateIdentity, bool]], **changed: Any) -> Fault:
+def with_words(said: Said, words: list[tuple[PrivateIdentity, bool]], **changed: Any) -> HopFault:
     """A fault of ours, with what was said of another hop, or changed after it was signed."""
     statements = [one.model_copy(update=changed) for one in said.fault(*words).statements]
     return Said().fault(statements=tuple(statements))
 
 
-FORGED: dict[str, Callable[[], Fault]] = {
+FORGED: dict[str, Callable[[], HopFault]] = {
     "receipt by another": lambda: Said(receipt_by=PEERS[1]).fault(*two),
     "receipt of something else": lambda: Said().fault(*two, told=bytes(32)),
     "receipt of other tokens": lambda: Said().fault(*two, tokens=1),
@@ -133,7 +133,7 @@ FORGED: dict[str, Callable[[], Fault]] = {
     "statement about another": lambda: with_words(Said(accused=PEERS[3]), two),
     "one word twice": lambda: Said().fault(*wrong(1, 1)),
 }
-OUTSIDE: dict[str, Callable[[], Fault]] = {
+OUTSIDE: dict[str, Callable[[], HopFault]] = {
     "another step": lambda: Said(key=KEY._replace(step=STEP + 1)).fault(*two),
     "another record before": lambda: Said(key=KEY._replace(after="ef" * 8)).fault(*two),
     "no record before": lambda: Said(key=KEY._replace(after="")).fault(*two),
@@ -195,7 +195,7 @@ def test_records_have_room_for_those_barred_for_longest() -> None:
 
 def test_fault_is_the_same_out_of_a_file() -> None:
     fault = Said().fault(*two)
-    assert Fault.model_validate_json(fault.model_dump_json()) == fault
-    assert Fault.model_validate(fault.to_wire()) == fault
+    assert HopFault.model_validate_json(fault.model_dump_json()) == fault
+    assert HopFault.model_validate(fault.to_wire()) == fault
     most = Said(tokens=1 << 52).fault(*wrong(*range(1, MAX_AUDITORS + 1)))
     assert len(msgpack.packb(most.to_wire())) < FAULT_BYTES

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.records import CloseRecord, Confirmation, Contribution, Quarantined
-from swarm.consensus.slowness import Slow
+from swarm.consensus.slowness import Barred, Slow
 from swarm.consensus.trials import Trial
 from swarm.errors import Violation
 from swarm.ids import MicrobatchId
@@ -33,7 +33,19 @@ from swarm.step.messages import (
     SignedReceipt,
     TrainerResumed,
 )
-from tests.harness.rigs.step import COMMITTED, GENESIS, A, T, apply, decide, microbatch, prepare, reconcile, record
+from tests.harness.rigs.step import (
+    COMMITTED,
+    FAULTY,
+    GENESIS,
+    A,
+    T,
+    apply,
+    decide,
+    microbatch,
+    prepare,
+    reconcile,
+    record,
+)
 
 RECEIPT = bytes(range(64))
 SIGNED = SignedReceipt(digest=bytes(32), signature=RECEIPT)
@@ -112,6 +124,8 @@ def test_record_hash_depends_on_every_field() -> None:
         "late": {A: (1, 8)},
         "spread_ms": 5,
         "slow": {A: Slow(said_by=(T,))},
+        "faults": (FAULTY,),
+        "barred": {A: Barred(times=1, until=300)},
         "words": {A: (1, -2, 3)},
         "trials": {T: Trial(times=1)},
         "admissions": Admissions(issuers=(A,)),

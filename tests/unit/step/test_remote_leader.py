@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from swarm.consensus.faults import Fault
 from swarm.consensus.ledger import Ledger
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
@@ -35,6 +34,7 @@ from tests.harness.expect import eventually
 from tests.harness.rigs.common import issued, set_aside
 from tests.harness.rigs.step import (
     COMMITTED,
+    FAULTY,
     LEADER,
     ROSTER,
     SUCCESSOR,
@@ -56,18 +56,6 @@ from tests.harness.rigs.step import (
 
 RECEIPTS = (SignedReceipt(digest=bytes(32), signature=bytes(64)),)
 THIRD = ROSTER.succession(1)[2]
-FAULTY = Fault(
-    step=1,
-    microbatch=microbatch(0),
-    attempt=0,
-    after="",
-    hop=0,
-    accused="A",
-    told=bytes(32),
-    tokens=0,
-    receipt=bytes(64),
-    statements=(),
-)
 
 
 class Begun:

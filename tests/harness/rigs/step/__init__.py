@@ -24,6 +24,7 @@ from tests.harness.rigs.common import verify as verify
 from tests.harness.rigs.consensus import BEFORE as BEFORE
 from tests.harness.rigs.consensus import COMMITTED as COMMITTED
 from tests.harness.rigs.consensus import CURSOR as CURSOR
+from tests.harness.rigs.consensus import FAULTY as FAULTY
 from tests.harness.rigs.consensus import GENESIS as GENESIS
 from tests.harness.rigs.consensus import PARTS as PARTS
 from tests.harness.rigs.consensus import ROSTER as ROSTER
