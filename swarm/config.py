@@ -182,6 +182,18 @@ class RebalanceConfig(Section):
         return self.mode == "auto"
 
 
+LEAST_AUDITED = 0.03
+"""Of fewer hops a liar would stay unseen for too long."""
+
+
+class VerifyConfig(Section):
+    """``[verify]``: what is computed again, to see whether it was right."""
+
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of a journey's hops that other replicas of the stage compute again before the microbatch counts, of
+    newcomers' a quarter at least; what is fed early is not audited; 0: none."""
+
+
 class Manifest(Section):
     """The whole run manifest. Compare by :attr:`run_id`."""
 
@@ -202,6 +214,7 @@ class Manifest(Section):
     speed: Annotated[SpeedConfig, Field(exclude_if=lambda speed: not speed.overlaps)] = SpeedConfig()
     rebalance: Annotated[RebalanceConfig, Field(exclude_if=lambda moving: not moving.moves)] = RebalanceConfig()
     admission: Annotated[AdmissionConfig, Field(exclude_if=lambda admission: not admission.closed)] = AdmissionConfig()
+    verify: Annotated[VerifyConfig, Field(exclude_if=lambda verify: not verify.audit)] = VerifyConfig()
 
     @field_validator("codecs")
     @classmethod
@@ -283,6 +296,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
     check_influence(manifest)
     check_trainer_test(manifest)
+    check_verify(manifest)
     check_codecs(manifest)
     check_speed(manifest)
     check_rebalance(manifest)
@@ -386,6 +400,25 @@ def check_trainer_test(manifest: Manifest) -> None:
             f'Leave {key} out, or use averaging.mode = "sync".',
             why=why,
         )
+
+
+def check_verify(manifest: Manifest) -> None:
+    """Check whether hops of this run can be computed again by others. Raises ConfigError."""
+    key, audit = "verify.audit", manifest.verify.audit
+    if not audit:
+        return
+    if audit < LEAST_AUDITED:
+        why = "of fewer hops a liar would stay unseen for too long"
+        raise ConfigError(key, audit, f"0, or {LEAST_AUDITED} and more", "Use 0.05, or leave it out.", why=why)
+    averaging, split = manifest.averaging, manifest.split
+    for other, value, refused, why in (
+        ("averaging.mode", averaging.mode, "local", "replicas that train apart have parameters of their own"),
+        ("averaging.strategy", averaging.strategy, "server", "one host adds up all sums, and nobody checks these"),
+        ("split.routes", split.routes, "organisation", "who computes a hop again sees what goes through it"),
+    ):
+        if value == refused:
+            allowed = f'not "{refused}" with {key} = {audit:g}'
+            raise ConfigError(other, value, allowed, f"Leave {other} out, or {key}.", why=why)
 
 
 MOST_STALE = 0.5

@@ -163,6 +163,11 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "HopDiffers": lambda name, fields: (
         f"{name} does not believe what {fields['peer']} says that it got or sent at stage {fields['stage']}"
     ),
+    "HopAudited": lambda name, fields: (
+        ""
+        if fields["outcome"] == "passed"
+        else f"{name} had stage {fields['stage']} of {fields['peer']} computed again: {fields['outcome']}"
+    ),
     "ClosedWithout": lambda name, fields: f"step {fields['step']} closes without {', '.join(fields['late'])}, late",
     "StepHeldUp": lambda name, fields: f"step {fields['step']} waited {fields['seconds']:.1f} s for {fields['peer']}",
     "LeftOutAsSlow": lambda name, fields: f"the run goes on without {fields['peer']}: {fields['reason']}",

@@ -375,7 +375,7 @@ def _admission(manifest: Manifest) -> list[tuple[str, str]]:
 
 def _checks(manifest: Manifest) -> list[tuple[str, str]]:
     """Return what is checked of what others compute, where anything is."""
-    averaging, influence = manifest.averaging, manifest.optimizer.influence
+    averaging, influence, audit = manifest.averaging, manifest.optimizer.influence, manifest.verify.audit
     compared = [
         *(["sums far from the others are left out"] if averaging.guard != "none" else []),
         *([f"{100 * averaging.check:g} % of the means are computed again"] if averaging.check else []),
@@ -384,6 +384,7 @@ def _checks(manifest: Manifest) -> list[tuple[str, str]]:
         *([f"where three or more replicas hold a part, {' and '.join(compared)}"] if compared else []),
         *([f"no microbatch weighs more than {influence:g} times the usual"] if influence else []),
         *([_tested(manifest.run.start_when.trainers)] if manifest.optimizer.trainer_test else []),
+        *([f"{100 * audit:g} % of what replicas compute is computed again by others"] if audit else []),
     ]
     return [("checks", "; ".join(said))] if said else []
 

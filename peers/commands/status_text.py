@@ -98,6 +98,15 @@ def _kinds(memory: MemoryReport) -> list[tuple[str, int, int]]:
     return [pair for pair in pairs if pair[1] or pair[2]]
 
 
+def audits_text(standing: StatusReport) -> str:
+    """Return how many hops this trainer had computed again by others, and what came of it; "" where none were."""
+    made, wrong, doubtful, unjudged = standing.audits
+    if not made:
+        return ""
+    said = [f"{wrong} wrong", *([f"{doubtful} doubtful"] if doubtful else [])]
+    return f"{count(made, 'hop')} computed again by others: {', '.join(said)}, {unjudged} that nobody could judge"
+
+
 def turnout_text(turnout: PartTurnout) -> str:
     """``3 live / 3 participating / 2 averaged (host-2: no microbatch this step)``."""
     counts = f"{turnout.live} live / {turnout.participating} participating / {turnout.averaged} averaged"
@@ -240,6 +249,7 @@ def _remarks(seen: Seen) -> list[str]:
     facts += [("fewer copies in the run", standing.fewer_copies), ("mixed", mixing_text(standing))]
     facts += [("not fed", "; ".join(unfed_text(*one) for one in standing.unfed))]
     facts += [("early", early_text(standing)), ("capacities", capacities_text(standing))]
+    facts.append(("audits", audits_text(standing)))
     facts.append(("relays", relaying_text(standing.relaying) if standing.relaying else ""))
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
@@ -268,6 +278,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("capacities", capacities_text(standing)),
         ("device", device_text(standing)),
         ("mixed", mixing_text(standing)),
+        ("audits", audits_text(standing)),
         *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
         *(("not fed", unfed_text(*one)) for one in standing.unfed),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),

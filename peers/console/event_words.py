@@ -48,6 +48,7 @@ from swarm.events import (
     GradientsFarOut,
     GraphsDropped,
     HeldOutLoss,
+    HopAudited,
     HopDiffers,
     HostsMoved,
     LateWorkLost,
@@ -322,6 +323,16 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
             return None
 
 
+_AUDITED = {
+    "passed": "found right",
+    "failed": "found wrong",
+    "disputed": "in doubt",
+    "withheld": "not shown",
+    "unjudged": "not judged",
+}
+"""What came of an audit, in words for people."""
+
+
 def _describe_sent(event: Event) -> tuple[str, str] | None:
     """Describe who sends what it should not, or says so."""
     match event:
@@ -332,6 +343,10 @@ def _describe_sent(event: Event) -> tuple[str, str] | None:
             told = f"over {event.microbatches} microbatches it pulls against the others, {event.mean:+.2f} of 1"
             there = f"{command_name()} data sample there shows its text, {command_name()} doctor checks its machine"
             return "not fed", f"{event.peer}, until step {event.until}: {told}; next: {there}"
+        case HopAudited() if event.outcome != "passed" or event.reason:
+            hop = f"stage {event.stage} of a microbatch of step {event.step}, as {event.peer} computed it"
+            why = f": {event.reason}" if event.reason else ""
+            return _AUDITED[event.outcome], f"{hop}{why}"
         case HopDiffers():
             told = f"what {event.peer} says it received or sent at stage {event.stage}, in step {event.step}"
             return "not believed", f"{told}: neither neighbours nor signatures confirm it"

@@ -28,6 +28,7 @@ from swarm.membership.membership import Membership
 from swarm.membership.vitals import Vitals, VitalsBoard
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import LibP2PEndpoint
+from swarm.pipeline.activity import AuditCounts
 from swarm.pipeline.trainer.held_out import HeldOutRows
 from swarm.step.blocked import few_voters
 
@@ -131,6 +132,7 @@ class NodeCommands:
             device_use=None if situation is None else situation.device_use,
             mixed=0 if situation is None else situation.mixed,
             mixed_alone=0 if situation is None else situation.mixed_alone,
+            audits=AuditCounts() if situation is None else situation.activity().audits,
             memory=None if situation is None else situation.memory(),
             admission=None if self._admitting is None else self._admitting.report(),
         )

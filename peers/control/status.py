@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout, Phase
+from swarm.pipeline.activity import AuditCounts
 
 SCHEMA = 1
 ALONE = "no other replica to average with"
@@ -57,7 +58,8 @@ class StatusReport:
     ``capacities`` are the microbatches a second that each stage can take by what its hosts told with the last step, 0
     where none has, empty where none of any stage has. ``device_use`` is what this peer's device computed of the last
     step that it saw whole, by PaLM's count. Where replicas train apart this one has ``mixed`` so often since
-    it was started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the epoch; ``memory`` is
+    it was started, ``mixed_alone`` of these with nobody. ``audits`` are the hops that this trainer had computed again.
+    ``started`` is seconds since the epoch; ``memory`` is
     None before it takes part in a run. Of a relay (``swarm relay``) ``relaying`` has its figures by name: ``slots``,
     ``runs``, ``circuits``, ``relayed_bytes``, ``refused``; None of all others.
     ``admission`` is there where not everybody may join.
@@ -100,6 +102,7 @@ class StatusReport:
     device_use: DeviceUse | None = None
     mixed: int = 0
     mixed_alone: int = 0
+    audits: AuditCounts = AuditCounts()
     memory: MemoryReport | None = None
     relaying: Mapping[str, int] | None = None
     admission: AdmissionReport | None = None

@@ -31,6 +31,13 @@ PEER_TOTALS = {
     "swarm_peer_committed_microbatches": ("Microbatches of it that close records count", "microbatches"),
     "swarm_peer_committed_tokens": ("Target tokens of these", "tokens"),
     "swarm_peer_brought_microbatches": ("Microbatches of its data that close records count", "trained_microbatches"),
+    "swarm_peer_audited_hops": ("Hops of its microbatches that others computed again", "audited"),
+    "swarm_peer_audited_wrong_hops": ("Those that most found wrong", "audited_wrong"),
+    "swarm_peer_audited_doubtful_hops": (
+        "Those in doubt, as others differ or lack what it takes",
+        "audited_doubtful",
+    ),
+    "swarm_peer_audited_unjudged_hops": ("Those that nobody could judge", "audited_unjudged"),
 }
 PART_GAUGES = {
     "swarm_part_live_replicas": ("Replicas of a part of the model that are there", "live"),

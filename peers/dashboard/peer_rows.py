@@ -127,11 +127,17 @@ def unanswered(look: Mapping[str, Any], peer: str) -> str | None:
     return how if how in IN_WORDS else None
 
 
+AUDITED = ("audited", "audited_wrong", "audited_doubtful", "audited_unjudged")
+"""See :class:`~swarm.pipeline.activity.AuditCounts`."""
+
+
 def _of_vitals(said: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what is shown as the peer says it."""
     if said is None:
-        return {"queued": None, "under_way": None, "compute_ms": None, "averaging": None, "reachability": ""}
+        unknown = dict.fromkeys(("queued", "under_way", "compute_ms", "averaging", *AUDITED))
+        return unknown | {"reachability": ""}
     return {
+        **dict(zip(AUDITED, said["audits"], strict=True)),
         "queued": said["queued"],
         "under_way": said["under_way"],
         "compute_ms": _ms(said["compute_s"]) if said["compute_s"] else None,

@@ -22,6 +22,7 @@ STRANGERS: Mapping[str, Any] = {
     "averaging.check": 0.02,
     "optimizer.influence": 2.0,
     "optimizer.trainer_test": True,
+    "verify.audit": 0.05,
 }
 """Keys of the manifest, and their values, where peers need not believe each other."""
 

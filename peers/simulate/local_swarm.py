@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +202,7 @@ class LocalSwarm:
             deferred_weights=settings.options.deferred_weights == "on",
             files=files_here(self.manifest.model, settings),
             admission=admission,
+            chance=random.Random(f"{self.manifest.run.seed}-{name}").random,
         )
         peer = self.peers[name] = LocalPeer(
             settings=settings,

@@ -20,10 +20,12 @@ from swarm.events.base import EventSink as EventSink
 from swarm.events.base import EventT as EventT
 from swarm.events.base import NullSink as NullSink
 from swarm.events.microbatch import Accumulated as Accumulated
+from swarm.events.microbatch import AuditOutcome as AuditOutcome
 from swarm.events.microbatch import ContributionReplayed as ContributionReplayed
 from swarm.events.microbatch import ContributionReversed as ContributionReversed
 from swarm.events.microbatch import GradientsFarOut as GradientsFarOut
 from swarm.events.microbatch import GraphsDropped as GraphsDropped
+from swarm.events.microbatch import HopAudited as HopAudited
 from swarm.events.microbatch import HopDiffers as HopDiffers
 from swarm.events.microbatch import HopMoved as HopMoved
 from swarm.events.microbatch import JourneyCompleted as JourneyCompleted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from swarm.events.base import Event
 from swarm.ids import MicrobatchId, PartName, PeerId
@@ -54,6 +55,25 @@ class HopDiffers(Event):
     stage: int
     peer: PeerId
     reason: str
+
+
+AuditOutcome = Literal["passed", "failed", "disputed", "withheld", "unjudged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopAudited(Event):
+    """A trainer had a hop computed again by others of its stage, ``by`` those that answered, before the microbatch
+    counts. ``failed``: most of them found that ``peer`` sent something else. ``disputed``: some did, or the loss is
+    another, and nobody knows who is right; ``withheld``: it does not give what it computed from. In these three the
+    microbatch is begun anew without it. ``unjudged``: nobody could say anything, and it counts."""
+
+    step: int
+    microbatch: MicrobatchId
+    stage: int
+    peer: PeerId
+    outcome: AuditOutcome
+    reason: str
+    by: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

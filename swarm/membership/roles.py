@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
+from swarm.consensus.faults import Fault, Statement, auditors
 from swarm.consensus.records import CloseRecord, CodecPair, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
 from swarm.device import Device
@@ -36,6 +38,7 @@ from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
+from swarm.pipeline.trainer.audits import Audits, HopClaim, HopJudgement
 from swarm.pipeline.trainer.flight import EarlyRules, InFlight
 from swarm.pipeline.trainer.held_out import HeldOut, HeldOutRows
 from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
@@ -69,8 +72,8 @@ class PeerContext:
     some of those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
     ``held_out`` what it measures the loss of, ``how_to_join`` what people are told who must find somebody,
     ``files`` what this machine has of the model, ``activation_checkpointing`` and ``deferred_weights`` this peer's
-    own choices. ``admission`` decides what others may call, and has what admits this peer, in a run that not
-    everybody may join."""
+    own choices. ``chance`` draws, from 0 to 1, what is audited. ``admission`` decides what others may call, and has
+    what admits this peer, in a run that not everybody may join."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -87,6 +90,7 @@ class PeerContext:
     activation_checkpointing: Checkpointing = "auto"
     deferred_weights: bool = True
     admission: AdmissionService | None = None
+    chance: Callable[[], float] = random.SystemRandom().random
 
     @property
     def gate(self) -> CallGate | None:
@@ -162,6 +166,7 @@ class StageRole:
             max_under_way=under_way,
             ahead=manifest.speed.overlaps,
             deferred_bytes=self._memory.deferrable() if defers else 0,
+            mixture=family_of(manifest.model).mixture,
         )
         compute = StageCompute(around.device.place(part), specs, around.device.torch_device)
         compute.most_loss, self._bounds = most_loss(manifest), compute.bounds
@@ -202,7 +207,7 @@ class TrainerRole:
     ) -> None:
         manifest, specs = around.manifest, around.boundary(around.manifest.split.stages, 0)
         self.part, self._peer, self._manifest, self._specs = part, around.endpoint.peer, manifest, specs
-        self._clock = around.clock
+        self._clock, self._roster, self._step = around.clock, roster, 0
         size = manifest.batch.microbatch_size
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or journeys_of_a_trainer(specs))
@@ -214,7 +219,6 @@ class TrainerRole:
         if ends is not None:
             ends.most_loss = most_loss(manifest)
         context = JourneyContext(
-            run=manifest.run_id,
             seed=manifest.run.seed,
             target=manifest.step_microbatches,
             early=EarlyRules(
@@ -235,10 +239,10 @@ class TrainerRole:
             ),
             events=around.events,
             clock=around.clock,
-            verify=verify,
             seals=Seals(manifest.run_id, around.identity.sign, verify),
             suspect=around.watch.suspect,
             most_loss=most_loss(manifest),
+            audits=self._audits(around),
         )
         self._held_out = None if around.held_out is None else HeldOut(context, around.held_out)
         self.service = Trainer(
@@ -247,10 +251,27 @@ class TrainerRole:
             in_flight=InFlight(self._wiring, len(roster.trainers), most=journeys_of_a_trainer(specs), fixed=in_flight),
         )
 
+    def _audits(self, around: PeerContext) -> Audits | None:
+        """Return what has hops computed again, where the manifest says so."""
+        if not around.manifest.verify.audit:
+            return None
+        return Audits(
+            run=around.manifest.run_id,
+            endpoint=around.endpoint,
+            clock=around.clock,
+            verify=verify,
+            judges=lambda key, hop, peer: auditors(self._roster, key, hop, peer),
+            joined=lambda peer: self._step - since if (since := self._roster.since.get(peer)) else None,
+            share=around.manifest.verify.audit,
+            gone=lambda: around.watch.gone.keys(),
+            chance=around.chance,
+        )
+
     def opened(self, record: CloseRecord) -> None:
         """The step after this record is open, and our shard continues where the record says; its work is started by
         the step loop."""
         roster, cursor, after = record.members, record.cursors.get(self._peer), record.hash()[:AFTER_CHARS]
+        self._roster, self._step = roster, record.step + 1
         open_boundary(self._manifest, self._specs, record)
         if self._bounds is not None and self.part is not None:
             open_bounds(self._manifest, self._bounds, self.part, record)
@@ -295,6 +316,18 @@ class _Reports:
 
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         await self._leader.put_aside(step, microbatch, reason)
+
+    async def accuse(self, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+        fault = Fault(
+            **claim.key._asdict(),
+            hop=claim.hop,
+            accused=claim.accused,
+            told=claim.receipt.digest,
+            tokens=claim.receipt.tokens,
+            receipt=claim.receipt.signature,
+            statements=tuple(Statement(auditor=one.auditor, wrong=one.wrong, signature=one.signature) for one in found),
+        )
+        await self._leader.accuse(fault)
 
     async def complete(self, journey: FinishedJourney) -> None:
         contribution = Contribution(

@@ -63,8 +63,8 @@ class Vitals(Message):
     """One peer, now. ``busy_s`` its device had work; ``waiting_s`` it had none while microbatches were under way or its
     part was averaged, so that it waited for others; ``idle_s`` is the rest since it started: who looks takes the
     difference of two answers. ``queued``, ``under_way``, ``microbatches`` and ``compute_s`` see
-    :class:`~swarm.pipeline.activity.PipelineActivity`. ``links`` are those with the most bytes. ``wall`` is its clock,
-    seconds since the epoch."""
+    :class:`~swarm.pipeline.activity.PipelineActivity`, ``audits`` see its AuditCounts. ``links`` are those with the
+    most bytes. ``wall`` is its clock, seconds since the epoch."""
 
     phase: Annotated[str, StringConstraints(max_length=16)]
     waiting_for: Words
@@ -84,6 +84,7 @@ class Vitals(Message):
     wall: float
     links: Annotated[tuple[LinkVitals, ...], Field(max_length=MAX_LINKS)] = ()
     probation: Annotated[tuple[ProbationVitals, ...], Field(max_length=MAX_PROBATION)] = ()
+    audits: tuple[Count, Count, Count, Count] = (0, 0, 0, 0)
 
 
 VITALS = Rpc("vitals/1/standing", VitalsRequest, Vitals)
@@ -144,6 +145,7 @@ class VitalsService:
                 ProbationVitals(peer=one.peer, left_s=one.left_s, reason=without_addresses(one.reason)[:MAX_REASON])
                 for one in doing.probation[:MAX_PROBATION]
             ),
+            audits=doing.audits,
         )
 
     def _account(self, doing: PipelineActivity) -> None:

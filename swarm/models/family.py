@@ -184,6 +184,11 @@ class ModelFamily(ABC):
         counts (:mod:`swarm.models.balance`)."""
         return False
 
+    @property
+    def mixture(self) -> bool:
+        """Return whether a token goes to some of a layer's experts, and the last bits may decide to which."""
+        return False
+
     # --- parts ---------------------------------------------------------------------------------------------------
 
     @property

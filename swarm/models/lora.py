@@ -58,6 +58,11 @@ class LoraFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self.inner.balances
 
+    @property
+    def mixture(self) -> bool:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self.inner.mixture
+
     def parts(self, split: Any) -> tuple[PartSpec, ...]:
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self.inner.parts(split)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from swarm.ids import PeerId
 
@@ -14,6 +15,17 @@ class Probation:
     peer: PeerId
     left_s: float
     reason: str
+
+
+class AuditCounts(NamedTuple):
+    """How many hops a trainer had computed again by others since it took its part; of these how many were ``wrong``,
+    how many ``doubtful``, since one said so alone or what they were computed from could not be had, and how many
+    nobody could judge (``unjudged``)."""
+
+    made: int = 0
+    wrong: int = 0
+    doubtful: int = 0
+    unjudged: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +40,4 @@ class PipelineActivity:
     compute_s: float = 0.0
     averaging: bool = False
     probation: tuple[Probation, ...] = ()
+    audits: AuditCounts = AuditCounts()

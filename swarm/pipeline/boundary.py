@@ -183,6 +183,23 @@ class BoundarySpecs:
             raise Violation(f"a value is not finite in {self.activation.dtype}")
         return values
 
+    def leaving_bytes(self, step: int, direction: Direction) -> int:
+        """Return the size of what :meth:`leave` gives, and of what else goes forward with it."""
+        more = self.rows_bytes if direction == "forward" else 0
+        return self.leaving(step, direction).wire_bytes(self.activation) + more
+
+    def left(self, payload: Payload, step: int, direction: Direction) -> tuple[Tensor, bytes]:
+        """Return a tensor that left, on the host, and the bytes of what went with it. Raises Violation for a wrong
+        length and for what is not finite."""
+        data = memoryview(payload).cast("B")
+        split = self.leaving(step, direction).wire_bytes(self.activation)
+        decoded = self.leaving(step, direction).decode(data[:split], self.activation, check_finite=True)
+        return decoded, bytes(data[split:])
+
+    def leaving(self, step: int, direction: str) -> Codec:
+        """Return the codec of what leaves. Raises WrongStep as :class:`StepCodecs`."""
+        return self._codec(direction) if self.steps is None else self.steps.leaving(step, direction)
+
     def leave(self, tensor: Tensor, context: EncodeContext, what: str, ready: Mark) -> memoryview:
         """Return the payload of an activation, or of its gradient.
 
@@ -199,8 +216,7 @@ class BoundarySpecs:
             torch.cuda.current_stream(tensor.device).wait_event(ready)
         if not all_finite(tensor):
             raise Violation(f"the {what} is not finite")
-        steps, direction = self.steps, context.direction
-        codec = self._codec(direction) if steps is None else steps.leaving(context.step, direction)
+        codec = self.leaving(context.step, context.direction)
         if ready is None:
             return codec.encode(tensor, context)
         found = codec.narrow(tensor, context)

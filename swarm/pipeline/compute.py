@@ -24,7 +24,7 @@ from swarm.models.balance import weighed
 from swarm.models.packing import packed
 from swarm.models.passes import Bound
 from swarm.network.protocols import Payload
-from swarm.phases import Phases
+from swarm.phases import Phases, complete
 from swarm.pipeline.boundary import (
     BoundarySpecs,
     Mark,
@@ -258,6 +258,14 @@ class StageCompute:
         _check_step(self.part, material.work)
         if material.work not in self.part.accumulated(material.work.step):
             _change(self.part, material.work, gradients, self.bounds, checked=True)
+
+    def again(self, material: Material) -> tuple[Payload | None, Contributed]:
+        """The output again, None of a last stage that computes the loss, and what goes back; nothing is added, and no
+        gradient of a weight computed. Raises Violation for what is not finite."""
+        output, graph, work = None, None, material.work
+        if material.targets is None:
+            output, graph = complete(self.forward(material.input, material.seed, work, first=material.first))
+        return output, self._contributed(material, self._backward(material, graph), mark(self._device))
 
     def gradient(self, material: Material) -> memoryview | None:
         """The input's gradient again; nothing is added."""

@@ -20,8 +20,8 @@ Attempt = Annotated[int, Field(ge=0, lt=4 * ATTEMPTS_OF_A_WAY)]
 Seconds = Annotated[float, Field(ge=0)]
 Direction = Literal["forward", "backward"]
 Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]
-What = Literal["output", "gradient"]
-TrainerWhat = Literal["output", "gradient", "targets"]
+What = Literal["output", "gradient", "input", "received"]
+TrainerWhat = Literal["output", "gradient", "input", "received", "targets"]
 Seal = Annotated[bytes, Field(max_length=64)]
 """A sender's signature under a tensor's hash; empty where nothing came."""
 
@@ -93,7 +93,9 @@ class Drop(JourneyMessage):
 
 class Recall(Message):
     """A neighbour on the route, or the trainer, asks stage ``hop`` for what it sent: its output, or the gradient of
-    its input. The answer's payload is the tensor, wire-encoded."""
+    its input. The answer's payload is the tensor, wire-encoded. Who sent it, or holds the same stage, may ask for what
+    came there, too, as it is retained: its ``input``, or the gradient that it ``received`` (where the loss is computed:
+    the targets)."""
 
     step: Count
     microbatch: MicrobatchField
@@ -105,7 +107,8 @@ class Recall(Message):
 
 class TrainerRecall(Message):
     """The first stage asks a trainer for what it sends there (``output``), the last one for the gradient of its
-    output, or for hosted ``targets``."""
+    output, or for hosted ``targets``; each for what it sent, too, as it is retained: the last one's output
+    (``input``), the gradient of the first one's input (``received``)."""
 
     step: Count
     microbatch: MicrobatchField
@@ -118,6 +121,32 @@ class Recalled(Message):
     """The tensor is the payload; ``seal`` is as of the message with which it is sent, empty of targets."""
 
     seal: Seal = b""
+
+
+class Audit(JourneyMessage):
+    """A trainer asks another replica of stage ``hop`` to compute again what that on the ``route`` did, and signed for:
+    see :class:`HopReport`. Nothing of it is added."""
+
+    route: Route
+    hop: StageField
+    content: Annotated[bytes, Field(min_length=128, max_length=128)]
+    seals: tuple[Seal, Seal]
+    receipt: SignatureField
+    tokens: Count
+
+
+Verdict = Literal["right", "wrong", "withheld", "unjudged"]
+
+
+class Audited(Message):
+    """What came of it. ``withheld``: what it was computed from cannot be had of who did, nor of its neighbours;
+    ``unjudged``: for another ``reason`` nothing can be said. What is right or wrong is signed
+    (:func:`~swarm.security.signing.audit_bytes`), but for a ``loss_sum``, for which no receipt is."""
+
+    verdict: Verdict
+    reason: Annotated[str, StringConstraints(max_length=400)] = ""
+    loss_sum: Annotated[float, Field(ge=0)] = 0.0
+    signature: Seal = b""
 
 
 class Evaluate(Message):
@@ -194,6 +223,7 @@ RESEND = Rpc("pipeline/1/resend", Resend, Empty)
 ADOPT = Rpc("pipeline/1/adopt", Adopt, Empty)
 RECALL = Rpc("pipeline/1/recall", Recall, Recalled)
 DROP = Rpc("pipeline/1/drop", Drop, Empty)
+AUDIT = Rpc("pipeline/1/audit", Audit, Audited)
 EVALUATE = Rpc("pipeline/1/evaluate", Evaluate, Evaluated)
 ATTEND = Rpc("pipeline/1/attend", ProbeRequest, Empty)
 

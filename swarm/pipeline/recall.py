@@ -49,6 +49,10 @@ class Errand:
         """Along the microbatch's route as it is now."""
         return cls(state.work, state.route, within_s, state.key.after)
 
+    def through(self, peer: PeerId, hop: int) -> Errand:
+        """Return the same where ``peer`` did the stage ``hop``: its neighbours give to who is named there."""
+        return replace(self, route=(*self.route[:hop], peer, *self.route[hop + 1 :]))
+
     def across(self, hop: int, what: What) -> Across:
         """Return the way of a stage's output, or of its input's gradient, to the stage ``hop``."""
         key = JourneyKey(self.work.step, self.work.microbatch, 0, self.after)
@@ -96,6 +100,8 @@ class Recalls:
         errand = Errand(self._table.window.work_of(body), route, within_s, body.after)
         self._open[body.what] += 1
         try:
+            if body.what in ("input", "received"):
+                return Answer(Recalled(), self.retained(errand.work, body.what))
             payload = await (self.output(errand) if body.what == "output" else self.input_gradient(errand))
         except PeerError as error:  # none of it is the caller's fault, nor says that we are not there
             raise Refused(f"stage {self._settings.stage}: {error}"[:400]) from error
@@ -106,6 +112,14 @@ class Recalls:
         hop = self._settings.stage + (1 if body.what == "output" else -1)
         seal = self._context.seals.seal(errand.across(hop, body.what), await hash_of(payload))
         return Answer(Recalled(seal=seal), payload)
+
+    def retained(self, work: StepWork, what: What) -> Payload:
+        """What came, as it is held: for this nothing is computed or fetched. Raises Refused."""
+        state = self._table.find(work)
+        held = None if state is None else state.tensors.input if what == "input" else state.received
+        if held is None:
+            raise Refused(f"what came of {work.microbatch} is not held any more")
+        return held
 
     async def output(self, errand: Errand) -> Payload:
         """This stage's output. Raises Missing, or what computing raises."""
@@ -194,7 +208,7 @@ class Recalls:
 
     async def _ask_or_miss(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> tuple[Payload, Sealed]:
         try:
-            payload, seal = await self._ask(peer, errand, hop, what)
+            payload, seal = await self.ask(peer, errand, hop, what)
             if what == "targets":
                 return payload, Sealed(await hash_of(payload))
             across = errand.across(self._settings.stage, what)
@@ -202,7 +216,9 @@ class Recalls:
         except PeerError as error:
             raise Missing(hop, peer, error) from error
 
-    async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> tuple[Payload, bytes]:
+    async def ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> tuple[Payload, bytes]:
+        """Return what a peer says that it has, with the signature that it says is under it: nothing is held of it here.
+        Raises Violation for another length than it must have."""
         work = errand.work
         size = self._wire_bytes(work.ready_in, hop, what)
         fields: dict[str, Any] = {"step": work.step, "microbatch": work.microbatch, "after": errand.after}
@@ -229,13 +245,15 @@ class Recalls:
         return await retry_while_busy(call, self._context.clock, within_s=within_s)
 
     def _wire_bytes(self, step: int, hop: int, what: TrainerWhat) -> int:
-        """Of a tensor that comes here in the open step."""
-        specs = self._settings.specs
-        if what == "targets":
+        """Of a tensor that comes here, or to who holds this stage, in the open step; or that left."""
+        specs, stage = self._settings.specs, self._settings.stage
+        if what == "targets" or (what == "received" and hop == stage and self._settings.computes_loss):
             return specs.target_bytes
-        if what == "output" and hop < 0 and specs.hosted:
+        if what in ("input", "received") and hop != stage:
+            return specs.leaving_bytes(step, "forward" if what == "input" else "backward")
+        if what in ("input", "output") and self._settings.first and specs.hosted:
             return specs.token_bytes
-        return specs.arriving_bytes(step, "forward" if what == "output" else "backward")[0]
+        return specs.arriving_bytes(step, "forward" if what in ("input", "output") else "backward")[0]
 
     def _seed(self, microbatch: MicrobatchId) -> int:
         return dropout_seed(self._settings.seed, microbatch)

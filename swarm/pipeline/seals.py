@@ -16,7 +16,7 @@ from blake3 import blake3
 from swarm.errors import Violation
 from swarm.ids import JourneyKey, PeerId, RunId
 from swarm.network.protocols import Payload
-from swarm.security.signing import seal_bytes
+from swarm.security.signing import receipt_bytes, seal_bytes
 
 HASH_BYTES = 32
 NOTHING = bytes(HASH_BYTES)
@@ -105,6 +105,10 @@ class Seals:
         """Return whether ``peer`` signed that it sends this."""
         signed = seal_bytes(self._run, across.key, across.hop, across.direction, sealed.hash)
         return self._verify(peer, signed, sealed.signature)
+
+    def receipted_by(self, peer: PeerId, key: JourneyKey, hop: int, told: bytes, tokens: int, receipt: bytes) -> bool:
+        """Return whether the receipt is of what ``peer`` ``told`` of its stage ``hop`` (:func:`told_digest`)."""
+        return self._verify(peer, receipt_bytes(self._run, key, hop, told, tokens), receipt)
 
     async def opened(self, sender: PeerId, across: Across, payload: Payload, signature: bytes) -> Sealed:
         """Return the hash of what came, with the signature. Raises Violation where that is not its sender's."""

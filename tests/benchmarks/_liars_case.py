@@ -27,6 +27,7 @@ from swarm.events import (
     DigestMismatch,
     Event,
     GradientsFarOut,
+    HopAudited,
     HopDiffers,
     HopMoved,
     JourneyCompleted,
@@ -35,6 +36,7 @@ from swarm.events import (
     LossesFarOut,
     PartsCapped,
     PeerLost,
+    ProvenWrong,
     QuotaTaken,
     RoundVoid,
     StepClosed,
@@ -54,6 +56,7 @@ STAGES, REPLICAS = 2, 3
 DEFENCES: Mapping[str, Mapping[str, Any]] = {
     "averaging": {"guard": "leave-out", "check": 0.02},
     "optimizer": {"influence": 2.0, "trainer_test": True},
+    "verify": {"audit": 0.05},
 }
 """Keys of the manifest that defend against members that lie: all that there are and that work together."""
 SHAPE: Mapping[str, Any] = {
@@ -79,7 +82,9 @@ def _said(text: str) -> Iterator[str]:
 
 
 NAMES: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
-    **dict.fromkeys((GradientsFarOut, HopDiffers, LeftOutAsSlow, PeerLost, QuotaTaken, StepHeldUp, SumLeftOut), _peer),
+    **dict.fromkeys((GradientsFarOut, HopDiffers, LeftOutAsSlow, PeerLost, ProvenWrong), _peer),
+    **dict.fromkeys((QuotaTaken, StepHeldUp, SumLeftOut), _peer),
+    HopAudited: lambda event: [event.peer] if event.outcome == "failed" else [],
     LossesFarOut: lambda event: [event.peer] if event.peer else [],
     RoundVoid: lambda event: [event.culprit] if event.culprit else [],
     DigestMismatch: lambda event: _rare(event.digests),
@@ -181,6 +186,8 @@ class Watch:
             return
         known = {peer.endpoint.peer: name for name, peer in self._swarm.peers.items()}
         named = {known[PeerId(one)] for one in names if one in known}
+        if isinstance(event, HopAudited) and event.outcome == "passed":
+            return
         self._events[event.kind] += 1
         for name in named:
             self._named[name][event.kind] += 1

@@ -38,6 +38,7 @@ from swarm.pipeline.compute import Bounds, StageCompute
 from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
+from swarm.pipeline.trainer.audits import HopClaim, HopJudgement
 from swarm.pipeline.trainer.flight import InFlight
 from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.trainer.pace import ReplicaChoice
@@ -269,6 +270,9 @@ class EndlessLeader:
         """Nothing is poisonous here."""
         raise RuntimeError(f"{microbatch} was set aside: {reason}")
 
+    async def accuse(self, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+        """Nothing is computed again."""
+
     async def wait_quota(self, step: int) -> None:
         """There is none any more."""
         await asyncio.Event().wait()
@@ -288,7 +292,6 @@ class Feeder:
         stages = self._stages = [[peer] for peer in route]
         wiring = Wiring(stages, seed=0)
         context = JourneyContext(
-            run=RUN,
             stages=machine.size.blocks,
             endpoint=machine.endpoint,
             device=machine.device,
@@ -297,7 +300,6 @@ class Feeder:
             replicas=ReplicaChoice(wiring=wiring),
             events=machine.recorder,
             clock=machine.clock,
-            verify=verify,
             seals=Seals(RUN, machine.sign, verify),
             suspect=machine.watch.suspect,
         )

@@ -176,6 +176,6 @@ NOTES = (
     "caught; f1 of lies that were named, and of honest members that were named, in whatever run",
     "honest_accused: members named in runs in which nobody lies; named_wrongly: events that name another than the liar",
     "told: how often honest members told of something wrong, no matter who was named; PartsCapped names nobody",
-    "defended: with the manifest's keys DEFENCES of tests/benchmarks/_liars_case.py; a liar that is named goes on: "
-    "nothing keeps it out yet, but QuotaTaken; overhead is not measured yet",
+    "defended: with the manifest's keys DEFENCES of tests/benchmarks/_liars_case.py; who is only named goes on, who is "
+    "proven wrong by audits is out, and who has QuotaTaken feeds nothing; overhead is not measured yet",
 )

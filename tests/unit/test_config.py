@@ -45,6 +45,26 @@ def test_manifest_with_a_guard_is_another_run_and_refuses_what_it_cannot_guard(
 
 
 @pytest.mark.parametrize(
+    ("audit", "sections", "key"),
+    [
+        (0.01, {}, "verify.audit"),
+        (0.05, {"averaging": {"mode": "local"}}, "averaging.mode"),
+        (0.05, {"averaging": {"strategy": "server"}}, "averaging.strategy"),
+        (0.05, {"split": {"routes": "organisation"}, "admission": {"mode": "organisation", "organisation": "ours"}},
+         "split.routes"),
+    ],
+)  # fmt: skip
+def test_audits_are_refused_where_nobody_could_judge_and_change_no_run_without_them(
+    audit: float, sections: dict[str, Any], key: str
+) -> None:
+    plain, audited = (parse_manifest(document(verify={"audit": share}), "a test") for share in (0.0, 0.05))
+    assert parse_manifest(document(), "a test").run_id == plain.run_id != audited.run_id
+    with pytest.raises(ConfigError, match="eave") as caught:
+        parse_manifest(document(verify={"audit": audit}, **sections), "a test")
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
     ("influence", "sections"),
     [(2.0, {"run": {"reproducible": True}}), (2.0, {"averaging": {"mode": "local"}}), (0.5, {})],
 )

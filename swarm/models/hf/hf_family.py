@@ -53,6 +53,11 @@ class HfFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self._model.balanced
 
+    @property
+    def mixture(self) -> bool:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return _expert_share(self._model.config) < 1.0
+
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`. Raises ConfigError also where transformers is not installed,
         cannot build the config, or finds another model in it than ``[model]`` says."""

@@ -14,9 +14,9 @@ from swarm.ids import PeerId, RunId, StepWork
 from swarm.network.protocols import Endpoint
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import StageCompute
-from swarm.pipeline.messages import Adopt, Backward, Evaluate, Forward, JourneyMessage, Recall, Resend, Targets
+from swarm.pipeline.messages import Adopt, Audit, Backward, Evaluate, Forward, JourneyMessage, Recall, Resend, Targets
 from swarm.pipeline.retention import RETENTION_BYTES
-from swarm.pipeline.seals import Seals
+from swarm.pipeline.seals import Seals, told_digest
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.table import MicrobatchTable
 from swarm.security.borders import OPEN, Borders
@@ -32,7 +32,8 @@ class StageSettings:
     payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead.
     ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes,
     ``deferred_bytes`` that for gradients of weights that are computed when there is nothing else to do: 0 computes them
-    with the input's. ``seed`` is the run's; ``ahead`` says that the step after the open one may be fed early."""
+    with the input's. ``seed`` is the run's; ``ahead`` says that the step after the open one may be fed early,
+    ``mixture`` that the model is one of experts."""
 
     run: RunId
     stage: int
@@ -45,6 +46,7 @@ class StageSettings:
     retention_bytes: int = RETENTION_BYTES
     ahead: bool = False
     deferred_bytes: int = 0
+    mixture: bool = False
 
     @property
     def max_ahead(self) -> int:
@@ -133,9 +135,12 @@ class AdmissionRules:
             raise Refused("it was begun anew since")
 
     def _place(self, body: JourneyMessage | Recall, route: tuple[str, ...]) -> None:
-        step, opened, stage = body.step, self._table.step, self._settings.stage
-        if len(route) != self._settings.stages or route[stage] != self._context.endpoint.peer:
+        if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
             raise Refused("the route does not lead through this replica")
+        self._opened(body, route)
+
+    def _opened(self, body: JourneyMessage | Recall, route: tuple[str, ...]) -> None:
+        step, opened = body.step, self._table.step
         work = self._table.window.work_of(body)
         self._everybody(work, route)
         if not max(1, opened) <= step <= opened + 1:
@@ -320,10 +325,30 @@ class AdmissionRules:
         ready = body.step == opened or self._table.window.work_of(body).early
         if not ready or body.hop != stage:
             raise WrongStep(f"stage {stage} is in step {opened}, not {body.hop} in {body.step}")
-        after = body.what == "output"
+        after = body.what in ("output", "received")
         neighbour = (self._downstream if after else self._upstream)(body.microbatch.trainer, body.route)
-        if caller not in (neighbour, body.microbatch.trainer):
+        beside = caller in self.replicas(stage) and body.what in ("input", "received")
+        if caller not in (neighbour, body.microbatch.trainer) and not beside:
             raise Refused(f"{body.what} of stage {stage} goes to {neighbour} only")
+
+    def audit(self, caller: PeerId, body: Audit) -> None:
+        """A trainer of the open step wants to know whether another replica of this stage did what it signed for. Raises
+        Violation for a receipt that is forged."""
+        settings, route = self._settings, body.route
+        if caller != body.microbatch.trainer:
+            raise Refused("only its trainer has a hop computed again")
+        if body.hop != settings.stage or len(route) != settings.stages:
+            raise Refused(f"this is stage {settings.stage} of {settings.stages}")
+        accused = PeerId(route[settings.stage])
+        if accused == self._context.endpoint.peer:
+            raise Refused("nobody judges what it did itself")
+        self._opened(body, route)
+        work = self._table.window.work_of(body)
+        if body.step != self._table.step or work.early:
+            raise WrongStep(f"step {body.step} is not open here with the parameters that it was computed with")
+        told = told_digest(body.content, body.seals)
+        if not self._context.seals.receipted_by(accused, body.key, body.hop, told, body.tokens, body.receipt):
+            raise Violation(f"the receipt is not of {accused}", peer=caller)
 
 
 def _where(expected: tuple[int, ...]) -> str:

@@ -162,8 +162,13 @@ class MicrobatchState:
     @property
     def whole(self) -> bool:
         """Return whether all that it takes to add it is held."""
+        return self.tensors.input is not None and self.received is not None
+
+    @property
+    def received(self) -> Payload | None:
+        """Return what came on the way back, or instead of that, as it is held: the gradient or the targets."""
         held = self.tensors
-        return held.input is not None and not (held.gradient is None and held.targets is None)
+        return held.targets if held.gradient is None else held.gradient
 
     @property
     def here(self) -> bool:

@@ -21,6 +21,7 @@ from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.messages import (
     ADOPT,
     ATTEND,
+    AUDIT,
     BACKWARD,
     DROP,
     EVALUATE,
@@ -29,6 +30,8 @@ from swarm.pipeline.messages import (
     RESEND,
     TARGETS,
     Adopt,
+    Audit,
+    Audited,
     Backward,
     Drop,
     Evaluate,
@@ -45,6 +48,7 @@ from swarm.pipeline.retention import HeldOfMicrobatches
 from swarm.pipeline.seals import Across, Sealed, hash_of
 from swarm.pipeline.settle import Assigned, StageSettling, settle
 from swarm.pipeline.stage.admission import AdmissionRules, Participants, StageContext, StageSettings
+from swarm.pipeline.stage.auditing import Auditing
 from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Next, Phase
 from swarm.pipeline.stage.sender import Sender
@@ -68,6 +72,7 @@ class StageServer:
         self._rules = AdmissionRules(settings, context, self._table, participants)
         memory = MemoryRelief(settings, context, self._table)
         self._recalls = Recalls(settings, context, self._table, memory, self._spawn)
+        self._auditing = Auditing(settings, context, self._recalls)
         self._sender = Sender(settings, context, self._recalls)
         self._worker = Worker(settings, context, self._table, self._sender, memory, self._send)
         self._settling = StageSettling(settings, context, self._table, self._recalls, self._rules.replicas)
@@ -85,6 +90,7 @@ class StageServer:
             RESEND.handled(self._on_resend),
             ADOPT.handled(self._on_adopt),
             RECALL.handled_with_payload(self._on_recall),
+            AUDIT.handled_with_payload(self._on_audit),
             DROP.handled(self._on_drop),
             ATTEND.handled(self._on_attend),
         ]
@@ -155,6 +161,10 @@ class StageServer:
     async def _on_recall(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Recalled]:
         self._rules.recall(caller, body)
         return await self._recalls.answer(caller, body, incoming)
+
+    async def _on_audit(self, caller: PeerId, body: Audit, incoming: Incoming) -> Answer[Audited]:
+        self._rules.audit(caller, body)
+        return Answer(await self._auditing.judge(body, incoming.deadline))
 
     async def _on_drop(self, caller: PeerId, body: Drop) -> Empty:
         state = self._table.of(body)

@@ -14,7 +14,7 @@ from swarm.network.protocols import Answer, Incoming, Payload
 from swarm.pipeline.batch import Batch, BatchSource
 from swarm.pipeline.boundary import RowNotes, going_forward
 from swarm.pipeline.compute import EndsCompute, EndsMaterial
-from swarm.pipeline.messages import RECALL, Recall, Recalled, TrainerRecall, What
+from swarm.pipeline.messages import RECALL, Recall, Recalled, TrainerRecall, TrainerWhat, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.seals import Across, hash_of
 from swarm.pipeline.trainer.issued import IssuedTable
@@ -78,6 +78,8 @@ class TrainerEnds:
             need = _Need(
                 self._find(work), tuple(map(PeerId, body.route)), max(0.01, min(left_s, self._context.send_timeout_s))
             )
+            if body.what in ("input", "received"):
+                return Answer(Recalled(), self._retained(need.kept, body.what))
             payload = await self._give(need, body.what)
             return Answer(Recalled(seal=await self._seal(body, payload)), payload)
         except (Busy, WrongStep):
@@ -97,7 +99,7 @@ class TrainerEnds:
 
     def _check_caller(self, caller: PeerId, body: TrainerRecall) -> None:
         stages = self._context.stages
-        at = 0 if body.what == "output" else stages - 1
+        at = 0 if body.what in ("output", "received") else stages - 1
         known = self._context.replicas.wiring.replicas(at)
         if len(body.route) != stages or body.route[at] != caller or caller not in known:
             raise Refused(f"{body.what} goes to stage {at} only")
@@ -108,6 +110,12 @@ class TrainerEnds:
             raise WrongStep(f"step {body.step} follows another record here")
         if ends is not None and not (ends.part.is_open(body.step) and ends.part.computes(work.version)):
             raise WrongStep(f"step {body.step} is not open here")
+
+    def _retained(self, kept: IssuedMicrobatch, what: TrainerWhat) -> Payload:
+        held = kept.output if what == "input" else kept.gradient
+        if held is None:
+            raise Refused(f"what came home of {kept.batch.id} is not held any more")
+        return held
 
     async def _give(self, need: _Need, what: str) -> Payload:
         kept, ends = need.kept, self._context.ends

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +18,8 @@ from swarm.clock import Clock
 from swarm.compression.dense import INT32
 from swarm.device import Device
 from swarm.errors import DeadlineMissed, PeerError, Refused, SwarmError, Unreachable, Violation
-from swarm.events import EventSink, GradientsFarOut, HopDiffers, HopMoved, JourneyStarted
-from swarm.ids import ATTEMPTS_OF_A_WAY, ENDS, JourneyKey, PeerId, RunId, StepWork
+from swarm.events import EventSink, GradientsFarOut, HopAudited, HopDiffers, HopMoved, JourneyStarted
+from swarm.ids import ATTEMPTS_OF_A_WAY, ENDS, JourneyKey, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Endpoint, Payload, Rpc
 from swarm.pipeline.batch import Batch
@@ -43,7 +43,8 @@ from swarm.pipeline.messages import (
     Targets,
 )
 from swarm.pipeline.retention import payload_bytes
-from swarm.pipeline.seals import NOTHING, Across, Check, Content, Sealed, Seals, Shown, differing, hash_of, told_digest
+from swarm.pipeline.seals import NOTHING, Across, Content, Sealed, Seals, Shown, differing, hash_of
+from swarm.pipeline.trainer.audits import Audits, HopClaim, HopJudgement, HopOutcome
 from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules
 from swarm.pipeline.trainer.hops import (
     Directive,
@@ -61,7 +62,6 @@ from swarm.pipeline.trainer.hops import (
 from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.schema import Empty
-from swarm.security.signing import receipt_bytes
 from swarm.waiting import retry_while_busy
 
 logger = logging.getLogger(__name__)
@@ -82,9 +82,9 @@ RPCS: dict[str, tuple[Rpc[Any, Empty], type[JourneyMessage]]] = {
 class JourneyContext:
     """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``seed`` is the
     run's, ``specs`` what crosses its boundaries, ``target`` how many microbatches a step has, ``early`` how many of
-    them may be fed early, ``most_loss`` the highest loss a token that a replica may report."""
+    them may be fed early, ``most_loss`` the highest loss a token that a replica may report; ``audits`` has hops
+    computed again by others, None nothing."""
 
-    run: RunId
     stages: int
     endpoint: Endpoint
     device: Device
@@ -93,9 +93,9 @@ class JourneyContext:
     replicas: ReplicaChoice
     events: EventSink
     clock: Clock
-    verify: Check
     seals: Seals
     suspect: Callable[[PeerId, str], None]
+    audits: Audits | None = None
     seed: int = 0
     target: int = 0
     early: EarlyRules = NOTHING_EARLY
@@ -103,14 +103,20 @@ class JourneyContext:
     most_loss: float = math.inf
 
 
+async def _to_nobody(claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+    """Nobody leads."""
+
+
 @dataclass(frozen=True, slots=True)
 class JourneyHooks:
     """What a trainer lends its journeys while it feeds: ``attend`` notices the death of peers, ``spawn`` does small
-    things beside, ``warn`` has all its journeys look again."""
+    things beside, ``warn`` has all its journeys look again, ``accuse`` tells the step's leader what proves a replica
+    wrong."""
 
     attend: Callable[[Iterable[PeerId]], None]
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     warn: Callable[[], None] = lambda: None
+    accuse: Callable[[HopClaim, Sequence[HopJudgement]], Coroutine[Any, Any, None]] = _to_nobody
 
 
 # --- a microbatch, and what comes of it -------------------------------------------------------------------------------
@@ -121,11 +127,12 @@ class Poisoned(Exception):
 
 
 class Differs(Poisoned):
-    """Its replicas do not agree about what went from one to the other; ``peer`` is the one that is not believed."""
+    """Its replicas do not agree about what went from one to the other, or about what comes of it; ``peer`` is the one
+    that is not believed."""
 
-    def __init__(self, peer: PeerId, why: str) -> None:
+    def __init__(self, peer: PeerId, why: str, *, proven: bool = True) -> None:
         super().__init__(why)
-        self.peer = peer
+        self.peer, self.proven = peer, proven
 
 
 class OwnFailure(Poisoned):
@@ -225,6 +232,7 @@ class Journey:
         self._context, self._kept, self._hooks = context, kept, hooks
         self._replicas = context.replicas.of(kept.work.version) if kept.work.early else context.replicas
         self._without, self._differed = frozenset[PeerId](), 0
+        self._doubtful: set[int] = set()  # stages of which nobody can say who is right
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._set_out(attempt=0)
         self._wake = asyncio.Event()
@@ -272,7 +280,7 @@ class Journey:
             try:
                 return await self._travel()
             except Differs as differs:
-                self._differed += 1
+                self._differed += differs.proven
                 self._without |= {differs.peer}
                 if self._differed >= MOST_DIFFERING or not await self._undone():
                     raise
@@ -289,7 +297,9 @@ class Journey:
                 if state.phase is JourneyPhase.LOSS:
                     await self._loss()
             await self._past(JourneyPhase.BACKWARD)
-            self._compare()
+            if state.phase in (JourneyPhase.ADDING, JourneyPhase.COMPLETE):
+                self._compare()
+                await self._audit()
             if state.phase is JourneyPhase.ADDING:
                 await self._add()
         except Poisoned as poison:
@@ -304,8 +314,6 @@ class Journey:
     def _compare(self) -> None:
         """Compare what the neighbours on the route say of what went from one to the other, once all have added it. Of
         what they do not agree about nothing counts: who differs is named, and left out for a while."""
-        if self._state.phase not in (JourneyPhase.ADDING, JourneyPhase.COMPLETE):
-            return
         me, hops = self._context.endpoint.peer, self._state.way.shown()
         first = Content(output=self._sent.output, gradient=self._came["gradient"].hash)
         last = Content(input=self._came["output"].hash, sent=self._sent.sent)
@@ -319,6 +327,49 @@ class Journey:
         self._context.events.emit(HopDiffers(step=step, microbatch=microbatch, peer=peer, stage=stage, reason=why))
         self._context.replicas.wiring.fail(stage, peer, now=self._now(), reason=why, faulty=True)
         raise Differs(peer, f"stage {stage}: {peer} {why}")
+
+    async def _audit(self) -> None:
+        """Have what is drawn of the hops computed again by others of their stages, before anything of it counts. The
+        parameters of early work are not theirs. Where nobody can say who is right nothing more is asked about that
+        stage: another's hop would be as doubtful."""
+        audits = self._context.audits
+        if audits is None or self._kept.work.early:
+            return
+        hops = [(at, hop) for at, hop in enumerate(self._state.way.hops) if at not in self._doubtful]
+        drawn = [HopClaim(self.key, self.route, at, hop.receipts[hop.replica])
+                 for at, hop in hops if audits.draws(hop.replica)]  # fmt: skip
+        found = await asyncio.gather(*map(audits.judge, drawn))
+        for one in found:
+            self._tell_of(one)
+        for one in found:
+            if one.proof:
+                self._hooks.spawn(self._hooks.accuse(one.claim, one.proof))
+        if out := next((one for one in found if not one.counts), None):
+            stage, peer = out.claim.hop, out.claim.accused
+            if self._replicas.present(stage) - self._without - {peer, *out.against}:
+                self._without |= {*out.against}  # one that lies may judge, too, and would be given the hop
+            raise Differs(peer, f"stage {stage}: {peer}: {out.reason}", proven=out.outcome == "failed")
+
+    def _tell_of(self, found: HopOutcome) -> None:
+        """A hop was computed again."""
+        step, microbatch, _ = self._kept.work
+        stage, peer = found.claim.hop, found.claim.accused
+        self._context.events.emit(
+            HopAudited(
+                step=step,
+                microbatch=microbatch,
+                stage=stage,
+                peer=peer,
+                outcome=found.outcome,
+                reason=found.reason,
+                by=found.by,
+            )
+        )
+        if found.outcome == "failed":
+            wiring = self._context.replicas.wiring
+            wiring.fail(stage, peer, now=self._now(), reason=found.reason, faulty=True)
+        elif not found.counts:
+            self._doubtful.add(stage)
 
     async def _undone(self) -> bool:
         """Have everybody who was ever given a hop take the microbatch out again, and forget it. False where one says
@@ -566,30 +617,28 @@ class Journey:
         state.check_sender(caller, report.attempt, report.hop, now)
         if report.direction == "backward" and not report.receipt:
             return self._happened(state.turned_back(report.hop, caller, now))
-        if report.direction == "backward":
-            self._check_receipt(caller, report)
+        receipt = self._receipt(caller, report) if report.direction == "backward" else None
         self._measure(caller, report, now)
-        if report.direction == "forward":
+        if receipt is None:
             self._happened(state.forwarded(report.hop, caller, now))
         else:
-            content = Content.from_wire(report.content)
-            receipt = Receipt(report.receipt, content, report.seals, report.loss_sum, report.tokens)
             self._happened(state.contributed(report.hop, caller, receipt, now))
 
-    def _check_receipt(self, caller: PeerId, report: HopReport) -> None:
+    def _receipt(self, caller: PeerId, report: HopReport) -> Receipt:
         """With hosted ends the last stage says what the step counts: what cannot be so is refused here, where another
         replica can be asked. The leader would refuse it as well, and the batch never be complete."""
         counts = self._context.ends is None and report.hop == self._state.way.last
-        content, tokens = Content.from_wire(report.content), report.tokens if counts else 0
-        told = told_digest(report.content, report.seals)
-        expected = receipt_bytes(self._context.run, self.key, report.hop, told, tokens)
-        if not self._context.verify(caller, expected, report.receipt):
+        content, told = Content.from_wire(report.content), (report.loss_sum, report.tokens) if counts else (0.0, 0)
+        receipt = Receipt(report.receipt, content, report.seals, *told)
+        signed = (receipt.digest, receipt.tokens, receipt.signature)
+        if not self._context.seals.receipted_by(caller, self.key, report.hop, *signed):
             raise Refused("the receipt's signature does not verify")
         if NOTHING in (content.input, content.gradient):
             raise Refused("a contribution to which nothing came")
         counted = int((self._kept.batch.targets >= 0).sum()) if counts else 0
         if counts and (report.tokens != counted or not 0 <= report.loss_sum <= self._context.most_loss * counted):
             raise Refused(f"a loss of {report.loss_sum} over {report.tokens} tokens of {counted}")
+        return receipt
 
     def _measure(self, caller: PeerId, report: HopReport, now: float) -> None:
         if report.again:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from swarm.clock import Clock
@@ -16,7 +18,7 @@ from swarm.errors import DeadlineMissed, PeerError, Refused, StateError, Unreach
 from swarm.events import JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Payload
-from swarm.pipeline.activity import PipelineActivity
+from swarm.pipeline.activity import AuditCounts, PipelineActivity
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.messages import (
     ATTEND,
@@ -36,6 +38,7 @@ from swarm.pipeline.messages import (
 from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
 from swarm.pipeline.seals import Across, Sealed
 from swarm.pipeline.settle import Assigned, settle
+from swarm.pipeline.trainer.audits import HopClaim, HopJudgement
 from swarm.pipeline.trainer.ends import TrainerEnds
 from swarm.pipeline.trainer.flight import InFlight
 from swarm.pipeline.trainer.issued import IssuedTable
@@ -79,6 +82,10 @@ class StepLeader(Protocol):
 
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         """Report a microbatch that cannot be computed; its quota is free again."""
+
+    async def accuse(self, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+        """Tell what others found that computed a hop again. Raises a PeerError where the leader takes it for no
+        proof."""
 
     async def wait_quota(self, step: int) -> None:
         """Returns when asking for quota again makes sense."""
@@ -129,7 +136,8 @@ class Trainer:
     def activity(self) -> PipelineActivity:
         """Return what is done now: of a trainer, the journeys under way and whom it leaves out."""
         probation = self._context.replicas.wiring.on_probation(now=self._context.clock.monotonic())
-        return PipelineActivity(under_way=len(self._under_way()), probation=probation)
+        audits = AuditCounts() if self._context.audits is None else self._context.audits.counted
+        return PipelineActivity(under_way=len(self._under_way()), probation=probation, audits=audits)
 
     def open_step(
         self,
@@ -375,7 +383,8 @@ class Trainer:
 
     async def _carry(self, row: IssuedMicrobatch, leader: StepLeader) -> None:
         """Carry a microbatch all the way, and report what came of it."""
-        journey = row.journey = Journey(self._context, row, self._hooks)
+        hooks = replace(self._hooks, accuse=partial(self._accuse, leader))
+        journey = row.journey = Journey(self._context, row, hooks)
         try:
             finished = await journey.travel()
         except Poisoned as poison:
@@ -391,6 +400,12 @@ class Trainer:
             row.journey = None
         self._tasks.changed.set()
         await self._report(row, leader)
+
+    async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+        try:
+            await leader.accuse(claim, found)
+        except PeerError as error:
+            logger.warning("step %d, what %s did is not looked at: %s", claim.key.step, claim.accused, error)
 
     def _check_own_part(self, poison: Poisoned) -> None:
         self._own_failures += isinstance(poison, OwnFailure)

@@ -27,6 +27,7 @@ from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.ids import PartName, stage_part
 from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout
+from swarm.pipeline.activity import AuditCounts
 from swarm.security.credentials import GrantRole
 from swarm.step.blocked import few_voters
 from tests.harness.rigs.peers import FakeClock, Typed, kept_run
@@ -292,6 +293,7 @@ STANDINGS: dict[str, dict[str, Any]] = {
         "averages": APART.described, "mixed": 199, "mixed_alone": 68,
         "averaging": (PartTurnout(part="ends", step=12, live=1, participating=1, averaged=1, why={}, alone=False),),
     },
+    "hops computed again": {"audits": AuditCounts(made=40, wrong=2, doubtful=1, unjudged=3)},
     "open votes": {
         "admission": AdmissionReport(
             mode="token", issuers=(), admitted=(), revoked=(),

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,6 +17,7 @@ from peers.console.narrator import EventPrinter
 from peers.console.voice import ConsolePrinter
 from peers.settings import PeerSettings, exact_settings
 from swarm.events import (
+    AuditOutcome,
     CheckpointFailed,
     CheckpointsSetAside,
     CheckpointWritten,
@@ -29,6 +30,7 @@ from swarm.events import (
     Draining,
     Event,
     HeldOutLoss,
+    HopAudited,
     HopDiffers,
     Invited,
     LimitSlows,
@@ -130,6 +132,18 @@ EVENTS: tuple[Event, ...] = (
     RosterChanged(step=5, joined=({"name": "kind-owl", "part": "stage-1"},), left=({"name": "dry-hen"},)),
     QuotaTaken(step=4, peer=PEER, mean=-0.61, microbatches=24, until=261),
     HopDiffers(step=4, microbatch=MicrobatchId(PEER, "00" * 8, 0, 7), stage=1, peer=PEER, reason="differs"),
+    *(
+        HopAudited(
+            step=4,
+            microbatch=MicrobatchId(PEER, "00" * 8, 0, 7),
+            stage=1,
+            peer=PEER,
+            outcome=outcome,
+            reason="3 of 64 rows are further out than 1e-05 of their length",
+            by=(PEER,),
+        )
+        for outcome in get_args(AuditOutcome)
+    ),
     ProvenWrong(
         step=4, peer=PEER, accused=PEER, stage=1, microbatch=MicrobatchId(PEER, "00" * 8, 0, 7), by=(PEER,), until=261
     ),

@@ -17,6 +17,7 @@ from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
+from swarm.pipeline.trainer.audits import HopClaim, HopJudgement
 from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules, InFlight
 from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
@@ -129,6 +130,7 @@ class FakeLeader:
         self.quota, self.leased, self.asked = quota, 0, 0
         self.finished: list[FinishedJourney] = []
         self.aside: dict[MicrobatchId, str] = {}
+        self.accused: list[tuple[HopClaim, Sequence[HopJudgement]]] = []
         self.error: Exception | None = None
         self.over, self.again = asyncio.Event(), asyncio.Event()
 
@@ -150,6 +152,10 @@ class FakeLeader:
         """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`. The quota is not given again."""
         self.aside[microbatch] = reason
         self._check_over()
+
+    async def accuse(self, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
+        self.accused.append((claim, found))
 
     async def wait_quota(self, step: int) -> None:
         """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
@@ -199,7 +205,6 @@ class TrainerSide:
         boundary = boundary or specs()
         self.wiring = Wiring(stages, seed=1)
         self.context = JourneyContext(
-            run=RUN,
             target=16,
             stages=len(stages),
             endpoint=endpoint,
@@ -214,7 +219,6 @@ class TrainerSide:
             ),
             events=self.events,
             clock=clock or TickingClock(),
-            verify=verify,
             seals=seals(endpoint.peer),
             suspect=self.suspected.__setitem__,
             early=early,

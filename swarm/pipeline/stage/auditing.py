@@ -1,0 +1,208 @@
+"""Compute again what another replica of the stage did and signed for, and say whether it was right.
+
+What it was computed from is had of that replica itself, else of its neighbours: the receipt has the hashes, so it does
+not matter who gives the bytes. What comes of it is compared by its hashes, and where those differ by numbers: machines
+differ in the last bits. A lie below the tolerance is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from swarm.errors import Busy, PeerError, Refused
+from swarm.ids import PeerId, StepWork
+from swarm.models.dropout import dropout_seed
+from swarm.models.spec import TensorSpec
+from swarm.network.protocols import Payload
+from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.compute import Material
+from swarm.pipeline.messages import Audit, Audited, Direction, TrainerWhat, Verdict
+from swarm.pipeline.recall import Errand, Recalls
+from swarm.pipeline.seals import NOTHING, Content, hash_of, told_digest
+from swarm.pipeline.stage.admission import StageContext, StageSettings
+from swarm.security.signing import audit_bytes
+
+MAX_AUDITS = 4
+"""At a time; more are Busy: what is learnt has the device first."""
+EXACT_TOLERANCE, TOLERANCE, COARSE_TOLERANCE = 1e-5, 5e-2, 2e-1
+"""How far a row may be from what it should be, relative to its length: in float32 with codecs that carry it bit for
+bit, else, and behind codecs of less than 8 bits. Between instruction sets whole outputs differ by 2e-8 in float32 and
+3e-4 in bfloat16; single rows by up to 3e-2 there, and more where that decides how a number is rounded to 4 bits."""
+MANY = 1 << 16
+"""Numbers of which a codec's bytes say how many bits one has."""
+SMALLEST = 1e-3
+"""Rows shorter than this part of the usual one are as good as zero, and measured by it."""
+FAR_ROWS = 0.02
+"""Part of the rows of a mixture of experts that may be far out: where two experts are nearly alike for a token, the
+last bits decide."""
+
+
+class Withheld(Refused):
+    """What a hop was computed from cannot be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What a replica signed that it did, and where what it takes to see that may be had."""
+
+    accused: PeerId
+    content: Content
+    errand: Errand
+    deadline: float
+
+
+class Found(NamedTuple):
+    """What one found that computed a hop again."""
+
+    verdict: Verdict
+    reason: str = ""
+    loss_sum: float = 0.0
+
+
+class Auditing:
+    """One replica's judging of others of its stage; a few hops at a time."""
+
+    def __init__(self, settings: StageSettings, context: StageContext, recalls: Recalls) -> None:
+        self._settings, self._context, self._recalls = settings, context, recalls
+        self._open = 0
+
+    async def judge(self, body: Audit, deadline: float) -> Audited:
+        """``pipeline/1/audit``, after admission: compute the hop again before the ``deadline``, on the monotonic clock,
+        and sign what was found. Raises Busy."""
+        if self._open >= MAX_AUDITS:
+            raise Busy(f"{self._open} hops are computed again")
+        accused, content = PeerId(body.route[body.hop]), Content.from_wire(body.content)
+        work, route = StepWork(body.step, body.microbatch), tuple(map(PeerId, body.route))
+        self._open += 1
+        try:
+            claim = _Claim(accused, content, Errand(work, route, self._settings.send_timeout_s, body.after), deadline)
+            found = await self._judge(claim, body.tokens)
+        except Withheld as withheld:
+            found = Found("withheld", withheld.reason)
+        except PeerError as error:
+            found = Found("unjudged", str(error))
+        finally:
+            self._open -= 1
+        signature = b""
+        if found.verdict in ("right", "wrong"):
+            told, wrong = told_digest(body.content, body.seals), found.verdict == "wrong"
+            signed = audit_bytes(self._settings.run, body.key, body.hop, accused, told, wrong)
+            signature = self._context.sign(signed)
+        verdict, reason, loss_sum = found
+        return Audited(verdict=verdict, reason=reason[:400], loss_sum=loss_sum, signature=signature)
+
+    async def _judge(self, claim: _Claim, tokens: int) -> Found:
+        material = await self._material(claim)
+        output, back = await self._recalls.on_device(lambda: self._context.compute.again(material))
+        if back.tokens != tokens:
+            return Found("wrong", f"a loss over {tokens} tokens, where {back.tokens} count")
+        hop, stage = claim.content, self._settings.stage
+        sent: tuple[tuple[Payload | None, bytes, Direction, int], ...] = (
+            (output, hop.output, "forward", stage + 1),
+            (back.gradient, hop.sent, "backward", stage - 1),
+        )
+        for ours, said, direction, at in sent:
+            if await hash_of(ours) == said:
+                continue
+            what = "output" if direction == "forward" else "gradient of the input"
+            if ours is None or said == NOTHING:
+                return Found("wrong", f"another {what} than none" if ours is None else f"no {what}")
+            theirs = await self._claimed(claim, said, direction, at)
+            step = claim.errand.work.ready_in
+            about = (self._settings.specs, ours, theirs, step, direction)
+            compare = partial(far_out, *about, mixture=self._settings.mixture)
+            if far := await self._recalls.on_device(compare):
+                return Found("wrong", f"the {what}: {far}")
+        return Found("right", loss_sum=back.loss_sum)
+
+    # --- what it takes ---------------------------------------------------------------------------------------------
+
+    async def _material(self, claim: _Claim) -> Material:
+        """Raises Withheld."""
+        settings, stage, content = self._settings, self._settings.stage, claim.content
+        targets = settings.computes_loss
+        own_input = await self._had(claim, content.input, (("input", stage), ("output", stage - 1)))
+        behind: TrainerWhat = "targets" if targets else "gradient"
+        back = await self._had(claim, content.gradient, (("received", stage), (behind, stage + 1)))
+        return Material(
+            work=claim.errand.work,
+            seed=dropout_seed(settings.seed, claim.errand.work.microbatch),
+            first=settings.first,
+            input=own_input,
+            gradient=None if targets else back,
+            targets=back if targets else None,
+        )
+
+    async def _had(self, claim: _Claim, hashed: bytes, sources: Iterable[tuple[TrainerWhat, int]]) -> Payload:
+        """Bytes with this hash, of the first that gives them: what it has, and at which stage that is. Raises
+        Withheld."""
+        why = []
+        for what, hop in sources:
+            try:
+                return await self._fetched(claim, hashed, what, hop)
+            except PeerError as error:
+                why.append(str(error))
+        told = "; ".join(why)
+        raise Withheld(f"{claim.accused} does not give what it got, nor does who it got it from: {told}"[:400])
+
+    async def _claimed(self, claim: _Claim, hashed: bytes, direction: Direction, hop: int) -> Payload:
+        """What the replica sent, of who got it. Raises PeerError."""
+        return await self._fetched(claim, hashed, "input" if direction == "forward" else "received", hop)
+
+    async def _fetched(self, claim: _Claim, hashed: bytes, what: TrainerWhat, hop: int) -> Payload:
+        stage, errand = self._settings.stage, claim.errand
+        left_s = claim.deadline - self._context.clock.monotonic()
+        errand = Errand(errand.work, errand.route, max(0.01, min(errand.within_s, left_s / 2)), errand.after)
+        peer = claim.accused
+        if hop != stage:
+            errand = errand.through(self._context.endpoint.peer, stage)
+            inside = 0 <= hop < self._settings.stages
+            peer = errand.route[hop] if inside else errand.work.microbatch.trainer
+        payload, _ = await self._recalls.ask(peer, errand, hop, what)
+        if await hash_of(payload) != hashed:
+            raise Refused(f"{what} of stage {hop} with another hash than the receipt has", peer=peer)
+        return payload
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def far_out(
+    specs: BoundarySpecs, ours: Payload, theirs: Payload, step: int, direction: Direction, *, mixture: bool = False
+) -> str:
+    """Say how far one payload that leaves a stage is from another; "" where machines may differ so much.
+
+    Raises Violation for a payload of another length, or that is not finite.
+    """
+    (right, notes), (said, said_notes) = specs.left(ours, step, direction), specs.left(theirs, step, direction)
+    if notes != said_notes:
+        return "what goes with it is of other rows"
+    most = _tolerance(specs, step, direction)
+    far = far_rows(right, said, most)
+    allowed = math.ceil(FAR_ROWS * far.numel()) if mixture else 0
+    if int(far.sum()) <= allowed:
+        return ""
+    return f"{int(far.sum())} of {far.numel()} rows are further out than {most:g} of their length"
+
+
+def _tolerance(specs: BoundarySpecs, step: int, direction: Direction) -> float:
+    codec, of = specs.leaving(step, direction), specs.activation
+    if of.dtype == "float32" and codec.exact("float32"):
+        return EXACT_TOLERANCE
+    return COARSE_TOLERANCE if codec.wire_bytes(TensorSpec((MANY,), of.dtype)) < MANY else TOLERANCE
+
+
+def far_rows(right: Tensor, said: Tensor, tolerance: float) -> Tensor:
+    """Return which rows, along the last dimension, are too far from what is right, bool (rows,)."""
+    right, said = (one.reshape(-1, one.shape[-1]).to(torch.float64) for one in (right, said))
+    length = torch.linalg.vector_norm(right, dim=-1)
+    usual = float(length.median())
+    far: Tensor = torch.linalg.vector_norm(said - right, dim=-1) > tolerance * length.clamp(min=SMALLEST * usual)
+    return far

@@ -1,0 +1,191 @@
+"""Have hops of a trainer's journeys computed again by other replicas of their stage, before anything is told of them.
+
+Which hops is drawn in secret; who judges is not the trainer's choice, nor that of who did it. One that finds a hop
+right is enough; where one finds it wrong all that judge it are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from swarm.clock import Clock
+from swarm.errors import PeerError, Violation
+from swarm.events import AuditOutcome
+from swarm.ids import JourneyKey, PeerId, RunId
+from swarm.network.protocols import Endpoint
+from swarm.pipeline.activity import AuditCounts
+from swarm.pipeline.messages import AUDIT, Audit, Audited, Verdict
+from swarm.pipeline.seals import Check
+from swarm.pipeline.trainer.hops import Receipt
+from swarm.security.signing import audit_bytes
+from swarm.waiting import retry_while_busy
+
+NEWCOMER_SHARE, NEWCOMER_STEPS = 0.25, 64
+"""Of the hops of a replica that joined so few steps ago; of one that was there from the beginning as of all others."""
+LOSS_TOLERANCE = 2e-2
+"""How far a reported loss may be from what another computes, relative to it: what is shown depends on it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopJudgement:
+    """What one replica of the stage found, with its signature."""
+
+    auditor: PeerId
+    wrong: bool
+    signature: bytes
+
+
+class HopClaim(NamedTuple):
+    """What a replica signed that it did: the stage ``hop`` of a journey along a route."""
+
+    key: JourneyKey
+    route: tuple[PeerId, ...]
+    hop: int
+    receipt: Receipt
+
+    @property
+    def accused(self) -> PeerId:
+        """Return whose it is."""
+        return self.route[self.hop]
+
+
+@dataclass(frozen=True, slots=True)
+class HopOutcome:
+    """What came of an audit. ``proof`` is what the step's leader is to be shown: enough of those that judge the hop
+    agree against one. Of a dispute: who is ``against``."""
+
+    claim: HopClaim
+    outcome: AuditOutcome
+    reason: str = ""
+    by: tuple[PeerId, ...] = ()
+    proof: tuple[HopJudgement, ...] = ()
+    against: tuple[PeerId, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Return whether the hop counts."""
+        return self.outcome in ("passed", "unjudged")
+
+
+@dataclass(slots=True, kw_only=True)
+class Audits:
+    """One trainer's audits, of a ``share`` of hops. ``judges`` are who may compute again what a peer did in a stage, in
+    the order in which they are asked; those are passed over that are believed to be ``gone``. ``joined`` is how many
+    steps ago a peer did so, None of one that was there from the beginning; ``chance`` draws from 0 to 1, and nobody
+    else may know what; ``counts`` what came of them."""
+
+    run: RunId
+    endpoint: Endpoint
+    clock: Clock
+    verify: Check
+    judges: Callable[[JourneyKey, int, PeerId], Sequence[PeerId]]
+    joined: Callable[[PeerId], int | None]
+    share: float
+    gone: Callable[[], Collection[PeerId]] = tuple
+    chance: Callable[[], float] = random.SystemRandom().random
+    within_s: float = 30.0
+    counts: Counter[AuditOutcome] = field(default_factory=Counter)
+    _wrong: set[PeerId] = field(default_factory=set)  # their word counts no more; the step is closed without them
+
+    @property
+    def counted(self) -> AuditCounts:
+        """Return how many there were, by what came of them."""
+        doubtful = self.counts["disputed"] + self.counts["withheld"]
+        return AuditCounts(self.counts.total(), self.counts["failed"], doubtful, self.counts["unjudged"])
+
+    def draws(self, peer: PeerId) -> bool:
+        """Draw whether what a replica did is to be computed again."""
+        joined = self.joined(peer)
+        new = joined is not None and joined < NEWCOMER_STEPS
+        return self.chance() < (max(self.share, NEWCOMER_SHARE) if new else self.share)
+
+    async def judge(self, claim: HopClaim) -> HopOutcome:
+        """Have a claim judged. Takes as long as those asked may take, one after the other; who is asked and does not
+        answer in time is passed over. Raises nothing."""
+        found = await self._judged(claim)
+        self.counts[found.outcome] += 1
+        if found.outcome == "failed":
+            self._wrong.add(claim.accused)
+        return found
+
+    async def _judged(self, claim: HopClaim) -> HopOutcome:
+        judges = self.judges(claim.key, claim.hop, claim.accused)
+        unjudged, asked = [], [peer for peer in judges if peer not in {*self._wrong, *self.gone()}]
+        for at, peer in enumerate(asked):
+            verdict, said = await self._ask(peer, claim)
+            if verdict == "right":
+                return self._right(claim, said, peer)
+            if verdict == "withheld":
+                return HopOutcome(claim, "withheld", said.reason, (peer,))
+            if verdict == "wrong":
+                return await self._all(claim, peer, said, judges, asked[at + 1 :])
+            unjudged.append(f"{peer}: {said.reason}")
+        return HopOutcome(
+            claim, "unjudged", "; ".join(unjudged)[:400] or "the stage has no other replica that is there"
+        )
+
+    def _right(self, claim: HopClaim, said: Audited, by: PeerId) -> HopOutcome:
+        told = claim.receipt.loss_sum
+        if claim.receipt.tokens and abs(said.loss_sum - told) > LOSS_TOLERANCE * max(abs(told), said.loss_sum):
+            return HopOutcome(claim, "disputed", f"a loss of {told:g}, {said.loss_sum:g} as {by} computes it", (by,))
+        return HopOutcome(claim, "passed", by=(by,))
+
+    async def _all(
+        self, claim: HopClaim, first: PeerId, said: Audited, judges: Sequence[PeerId], others: Sequence[PeerId]
+    ) -> HopOutcome:
+        """One says that it is wrong: ask the others that judge it."""
+        answers = await asyncio.gather(*(self._ask(peer, claim) for peer in others))
+        said_by = [(first, "wrong", said), *((peer, *answer) for peer, answer in zip(others, answers, strict=True))]
+        signed = [
+            (peer, verdict == "wrong", one.signature) for peer, verdict, one in said_by if verdict in ("right", "wrong")
+        ]
+        found = tuple(HopJudgement(*one) for one in signed)
+        by, against = tuple(one.auditor for one in found), tuple(one.auditor for one in found if one.wrong)
+        if _agree(len(against), judges):
+            return HopOutcome(claim, "failed", said.reason, by, found)
+        if _agree(len(by) - len(against), judges):
+            return HopOutcome(claim, "passed", f"all but {', '.join(sorted(against))} find it right", by, found)
+        why = f"{len(against)} of {len(judges)} say: {said.reason}"
+        return HopOutcome(claim, "disputed", why, by, against=against)
+
+    async def _ask(self, peer: PeerId, claim: HopClaim) -> tuple[Verdict, Audited]:
+        receipt = claim.receipt
+        body = Audit(
+            **claim.key._asdict(),
+            route=claim.route,
+            hop=claim.hop,
+            content=receipt.content.to_wire(),
+            seals=receipt.seals,
+            receipt=receipt.signature,
+            tokens=receipt.tokens,
+        )
+
+        async def call() -> Audited:
+            said, _ = await self.endpoint.call(peer, AUDIT, body, timeout_s=self.within_s)
+            self._check(peer, claim, said)
+            return said
+
+        try:
+            said = await retry_while_busy(call, self.clock, within_s=self.within_s)
+        except PeerError as error:
+            said = Audited(verdict="unjudged", reason=str(error)[:400])
+        return said.verdict, said
+
+    def _check(self, peer: PeerId, claim: HopClaim, said: Audited) -> None:
+        """Raises Violation where nobody else could be shown what was said."""
+        if said.verdict not in ("right", "wrong"):
+            return
+        wrong = said.verdict == "wrong"
+        signed = audit_bytes(self.run, claim.key, claim.hop, claim.accused, claim.receipt.digest, wrong)
+        if not self.verify(peer, signed, said.signature):
+            raise Violation("its verdict is not signed", peer=peer)
+
+
+def _agree(count: int, judges: Sequence[PeerId]) -> bool:
+    """Return whether so many of them prove somebody wrong; see :func:`swarm.consensus.faults.check_fault`."""
+    return count >= 2 and 2 * count > len(judges)

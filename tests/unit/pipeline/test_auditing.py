@@ -1,0 +1,358 @@
+"""Hops that others of their stage compute again: what they find, and what becomes of the microbatch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.errors import Busy, PeerError, Refused, Violation, WrongStep
+from swarm.events import HopAudited
+from swarm.ids import JourneyKey, PeerId, StepWork
+from swarm.pipeline.activity import AuditCounts
+from swarm.pipeline.messages import AUDIT, RECALL, Audit, Recall
+from swarm.pipeline.seals import told_digest
+from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, far_out, far_rows
+from swarm.pipeline.trainer.audits import NEWCOMER_SHARE, NEWCOMER_STEPS, Audits
+from swarm.security.signing import audit_bytes, receipt_bytes
+from tests.harness.expect import eventually
+from tests.harness.rigs.pipeline import RUN, TRAINER, CheapPart, Crew, FakeLeader, microbatch, sign, specs, verify
+
+A, A1, A2, A3, B, B1 = (PeerId(name) for name in ("a0", "a1", "a2", "a3", "b0", "b1"))
+THREE = [[A, A1, A2], [B]]
+
+
+class Wrong(CheapPart):
+    """Hands back another gradient."""
+
+    by = 0.5
+
+    def backward_input(self, graph: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Any]:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+        gradient, rest = super().backward_input(graph, grad_output)
+        return None if gradient is None else gradient * (1 + self.by), rest
+
+
+def audits_of(crew: Crew, share: float = 1.0, joined: int | None = None) -> Audits:
+    """Have all hops of a crew's journeys computed again by the others of the stage, in their order."""
+    context = crew.side.context
+
+    def judges(key: JourneyKey, hop: int, peer: PeerId) -> Collection[PeerId]:
+        return [other for other in crew.stages[hop] if other != peer]
+
+    made = context.audits = Audits(
+        run=RUN, endpoint=context.endpoint, clock=context.clock, verify=verify, judges=judges,
+        joined=lambda peer: joined, share=share, chance=lambda: 0.1, within_s=5.0,
+    )  # fmt: skip
+    return made
+
+
+async def audited(stages: Any = THREE, **options: Any) -> Crew:
+    crew = await Crew.of(stages, **options)
+    audits_of(crew)
+    return crew
+
+
+async def played(crew: Crew, quota: int = 6) -> FakeLeader:
+    """Feed the quota, then settle, as at a step's closing."""
+    leader = FakeLeader(quota)
+    async with crew.working():
+        await leader.fed_by(crew.side.trainer)
+        await crew.settle(crew.assigned(leader))
+    return leader
+
+
+def told(crew: Crew) -> dict[str, set[PeerId]]:
+    """Whose hops there were, by what came of them."""
+    found: dict[str, set[PeerId]] = {}
+    for event in crew.side.events.of(HopAudited):
+        found.setdefault(event.outcome, set()).add(event.peer)
+    return found
+
+
+# --- what becomes of a microbatch -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+async def test_honest_hops_pass_and_change_nothing(hosted: bool) -> None:
+    stages = [[A, A1, A2], [B, B1]]
+    usual, crew = await Crew.of(stages, hosted=hosted), await audited(stages, hosted=hosted)
+    await played(usual)
+    leader = await played(crew)
+    outcomes = crew.side.events.of(HopAudited)
+    assert [event.reason for event in outcomes if event.outcome != "passed"] == []
+    assert len(outcomes) == 12
+    assert crew.side.trainer.activity().audits == AuditCounts(12)
+    assert (leader.aside, leader.accused, len(leader.finished)) == ({}, [], 6)
+    assert crew.sums() == usual.sums()
+
+
+@pytest.mark.parametrize("lie", ["output", "gradient"])
+async def test_hop_that_most_find_wrong_is_done_again_by_others_and_its_replica_accused(lie: str) -> None:
+    honest, crew = await Crew.of([[A1], [B]]), await audited()
+    if lie == "output":
+        crew.replicas[A].part.scale = 3.0
+    else:
+        crew.replicas[A].part.backward_input = Wrong().backward_input  # type: ignore[method-assign]
+    leader = await played(crew)
+    assert told(crew)["failed"] == {A}
+    assert told(crew).get("disputed", set()) <= {A1, A2}, "before it was found out it judged others"
+    assert all(A not in journey.route for journey in leader.finished)
+    assert (leader.aside, len(leader.finished)) == ({}, 6)
+    for claim, found in leader.accused:
+        assert claim.accused == A
+        assert [(one.auditor, one.wrong) for one in found] == [(A1, True), (A2, True)]
+        for one in found:
+            signed = audit_bytes(RUN, claim.key, 0, A, claim.receipt.digest, True)
+            assert verify(one.auditor, signed, one.signature)
+    assert leader.accused
+    await played(honest)
+    assert crew.sums() == honest.sums()
+    assert crew.side.part.held == honest.side.part.held
+    assert crew.side.trainer.activity().audits.wrong == len(leader.accused)
+
+
+async def test_of_two_that_differ_neither_is_accused_and_the_other_does_the_hop() -> None:
+    crew = await audited([[A, A1], [B]])
+    crew.replicas[A].part.scale = 3.0
+    leader = await crew.feed(6)
+    assert (leader.aside, leader.accused, len(leader.finished)) == ({}, [], 6)
+    disputed = [event for event in crew.side.events.of(HopAudited) if event.outcome == "disputed"]
+    assert disputed
+    assert len(disputed) == len({event.microbatch for event in disputed}), "a stage is doubted once"
+    assert not crew.side.wiring.on_probation(now=0.0), "nobody knows which of them is right"
+
+
+@pytest.mark.parametrize("stage", [[A, A1, A2], [A, A1, A2, A3]])
+async def test_auditor_that_calls_what_is_right_wrong_stands_alone(stage: list[PeerId]) -> None:
+    crew = await audited([stage, [B]])
+    answer = crew.replicas[A1].server._auditing
+
+    async def lies(*about: Any) -> Any:
+        return Found("wrong", "because I say so")
+
+    answer._judge = lies  # type: ignore[method-assign]
+    leader = await crew.feed(6)
+    assert (leader.aside, len(leader.finished)) == ({}, 6)
+    assert "failed" not in told(crew)
+    if len(stage) == 3:
+        assert told(crew)["disputed"] <= {A, A2}
+        assert leader.accused == []
+    else:
+        assert {[one.auditor for one in found if one.wrong][0] for _, found in leader.accused} == {A1}
+        assert "disputed" not in told(crew)
+
+
+async def test_what_nobody_can_judge_counts_and_is_told() -> None:
+    crew = await audited([[A], [B, B1]])
+    crew.replicas[B].server._auditing._open = crew.replicas[B1].server._auditing._open = MAX_AUDITS
+    leader = await crew.feed(2)
+    assert len(leader.finished) == 2
+    assert {event.outcome for event in crew.side.events.of(HopAudited)} == {"unjudged"}
+    reasons = {event.stage: event.reason for event in crew.side.events.of(HopAudited)}
+    assert reasons[0] == "the stage has no other replica that is there"
+    assert "hops are computed again" in reasons[1]
+    assert crew.side.trainer.activity().audits == AuditCounts(4, unjudged=4)
+
+
+async def test_dead_auditor_is_passed_over() -> None:
+    crew = await audited()
+    crew.side.context.replicas.gone = lambda: {A1}
+    crew.kill(A1)
+    leader = await crew.feed(4)
+    assert len(leader.finished) == 4
+    assert {event.by for event in crew.side.events.of(HopAudited) if event.stage == 0} <= {(A,), (A2,)}
+
+
+def give_nothing(crew: Crew, *peers: PeerId) -> list[str]:
+    """From now on these do not give again what they got or sent."""
+    asked = list[str]()
+    for peer in peers:
+        recalls = crew.replicas[peer].server._recalls
+
+        async def refuse(caller: PeerId, body: Recall, incoming: Any, peer: PeerId = peer) -> Any:
+            asked.append(f"{peer}: {body.what}")
+            raise Refused("never")
+
+        recalls.answer = refuse  # type: ignore[method-assign]
+    return asked
+
+
+async def test_what_a_replica_does_not_give_its_neighbours_do() -> None:
+    crew = await audited()
+    asked = give_nothing(crew, A, A1, A2)
+    leader = await crew.feed(3)
+    assert len(asked) >= 6
+    assert len(leader.finished) == 3
+    assert {event.outcome for event in crew.side.events.of(HopAudited) if event.stage == 0} == {"passed"}
+
+
+async def test_hop_of_who_does_not_give_what_it_was_computed_from_is_done_by_another() -> None:
+    crew = await audited()
+    give_nothing(crew, A, B)
+    leader = await crew.feed(6)
+    assert (leader.aside, leader.accused, len(leader.finished)) == ({}, [], 6)
+    assert told(crew)["withheld"] == {A}
+    assert all(A not in journey.route for journey in leader.finished)
+
+
+async def test_journey_is_not_told_of_before_its_hops_are_judged_and_can_be_given_up_meanwhile() -> None:
+    crew = await audited()
+    waits, begun = asyncio.Event(), asyncio.Event()
+    for peer in (A, A1, A2):
+        auditing = crew.replicas[peer].server._auditing
+        honest = auditing._judge
+
+        async def late(*about: Any, honest: Any = honest) -> Any:
+            begun.set()
+            await waits.wait()
+            return await honest(*about)
+
+        auditing._judge = late  # type: ignore[method-assign]
+    async with crew.working():
+        leader = FakeLeader(1)
+        feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
+        await asyncio.wait_for(begun.wait(), 60)
+        await eventually(lambda: crew.held(B))
+        assert leader.finished == []
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        assert crew.side.trainer._under_way() == []
+        waits.set()
+        await eventually(lambda: all(crew.replicas[peer].server._auditing._open == 0 for peer in (A, A1, A2)))
+        assert leader.finished == []
+
+
+# --- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("joined", "drawn"), [(None, False), (NEWCOMER_STEPS - 1, True), (NEWCOMER_STEPS, False)])
+async def test_newcomers_are_audited_more_often(joined: int | None, drawn: bool) -> None:
+    crew = await Crew.of([[A], [B]])
+    assert 0.05 < 0.1 < NEWCOMER_SHARE, "what chance draws here is between them"
+    assert audits_of(crew, 0.05, joined).draws(A) is drawn
+
+
+# --- what an auditor takes --------------------------------------------------------------------------------------------
+
+
+async def asked(crew: Crew, peer: PeerId, caller: PeerId = TRAINER, **changes: Any) -> Any:
+    """What a replica answers when it is asked to judge the first hop of the first microbatch of a crew."""
+    state = next(iter(crew.replicas[A].server._table))
+    content, seals = state.hashes.content.to_wire(), (state.hashes.input.signature, state.hashes.gradient.signature)
+    receipt = sign(A, receipt_bytes(RUN, state.key, 0, told_digest(content, seals)))
+    fields: dict[str, Any] = state.key._asdict() | {
+        "route": (A, B), "hop": 0, "content": content, "seals": seals, "receipt": receipt, "tokens": 0,
+    }  # fmt: skip
+    endpoint = crew.side.context.endpoint if caller == TRAINER else crew.replicas[caller].endpoint
+    said, _ = await endpoint.call(peer, AUDIT, Audit(**fields | changes), timeout_s=5)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("peer", "caller", "changes", "error", "said"),
+    [
+        (A1, B, {}, Refused, "only its trainer"),
+        (A1, A2, {}, Refused, "only its trainer"),
+        (B, TRAINER, {}, Refused, "this is stage 1"),
+        (A, TRAINER, {}, Refused, "itself"),
+        (A1, TRAINER, {"route": (A2, B)}, Violation, "not of a2"),
+        (A1, TRAINER, {"receipt": bytes(64)}, Violation, "not of a0"),
+        (A1, TRAINER, {"content": bytes(128)}, Violation, "not of a0"),
+        (A1, TRAINER, {"tokens": 7}, Violation, "not of a0"),
+        (A1, TRAINER, {"route": (A, A2)}, Refused, "does not hold the stage"),
+        (A1, TRAINER, {"step": 3}, WrongStep, "step 1 is"),
+        (A1, TRAINER, {"step": 2}, WrongStep, "not open"),
+        (A1, TRAINER, {"after": "ff" * 8}, WrongStep, "another record"),
+    ],
+)
+async def test_what_an_auditor_does_not_take(
+    peer: PeerId, caller: PeerId, changes: dict[str, Any], error: type[PeerError], said: str
+) -> None:
+    crew = await Crew.of(THREE)
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        assert (await asked(crew, A1)).verdict == "right"
+        with pytest.raises(error, match=said):
+            await asked(crew, peer, caller, **changes)
+        auditing = crew.replicas[A1].server._auditing
+        auditing._open = MAX_AUDITS
+        with pytest.raises(Busy):
+            await asked(crew, A1)
+
+
+@pytest.mark.parametrize("factor", [1 + 2e-7, 1 + 1e-3])
+async def test_what_differs_in_the_last_bits_is_right_and_what_differs_more_is_not(factor: float) -> None:
+    crew = await Crew.of(THREE)
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    crew.replicas[A1].part.scale *= factor
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        recalls, fetched = crew.replicas[B].server._recalls, list[str]()
+        honest = recalls.retained
+
+        def retained(work: StepWork, what: Any) -> Any:
+            fetched.append(what)
+            return honest(work, what)
+
+        recalls.retained = retained  # type: ignore[method-assign]
+        said = await asked(crew, A1)
+    assert fetched == ["input"], "only where the hashes differ"
+    if factor < 1 + 1e-5:
+        assert said.verdict == "right"
+    else:
+        assert (said.verdict, said.reason) == (
+            "wrong",
+            "the output: 2 of 2 rows are further out than 1e-05 of their length",
+        )
+
+
+@pytest.mark.parametrize("what", ["input", "received"])
+async def test_what_came_is_given_to_who_sent_it_and_to_who_holds_the_same_stage(what: Any) -> None:
+    crew = await Crew.of([[A, A1, A2], [B, B1]])
+    crew.side.context.replicas.gone = lambda: {A1, A2, B1}
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        body = Recall(step=1, microbatch=microbatch(0), route=(A, B), hop=0, what=what)
+
+        async def ask(caller: PeerId) -> Any:
+            return await crew.replicas[caller].endpoint.call(A, RECALL, body, timeout_s=5, max_reply_bytes=32)
+
+        assert memoryview((await ask(A1))[1]).nbytes == 32
+        allowed = what == "received"
+        for other in (B, B1):
+            if allowed and other == B:
+                await ask(other)
+                continue
+            with pytest.raises(Refused, match="goes to"):
+                await ask(other)
+        next(iter(crew.replicas[A].server._table)).clear()
+        with pytest.raises(Refused, match="not held any more"):
+            await ask(A1)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_measured_by_their_own_length_or_the_usual() -> None:
+    right = torch.ones(4, 16)
+    right[3] = 0.0
+    said = right.clone()
+    said[0] *= 1 + 5e-6
+    said[1] *= 1 + 2e-5
+    said[3] = 1e-9
+    assert far_rows(right, said, 1e-5).tolist() == [False, True, False, False]
+    said[3] = 1e-7
+    assert far_rows(right, said, 1e-5).tolist() == [False, True, False, True]
+
+
+def test_payload_of_another_length_or_with_other_rows_is_not_the_same() -> None:
+    boundary = specs()
+    one = bytes(boundary.codec.encode(torch.ones(1, 2, 4), None))  # type: ignore[arg-type]
+    assert far_out(boundary, one, one, 1, "forward") == ""
+    with pytest.raises(Violation):
+        far_out(boundary, one, one[:-4], 1, "forward")
