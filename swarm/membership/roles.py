@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from swarm.clock import Clock
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
-from swarm.consensus.faults import Fault, Statement, auditors
+from swarm.consensus.faults import HopFault, HopStatement, auditors
 from swarm.consensus.records import CloseRecord, CodecPair, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
 from swarm.device import Device
@@ -318,14 +318,16 @@ class _Reports:
         await self._leader.put_aside(step, microbatch, reason)
 
     async def accuse(self, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
-        fault = Fault(
+        fault = HopFault(
             **claim.key._asdict(),
             hop=claim.hop,
             accused=claim.accused,
             told=claim.receipt.digest,
             tokens=claim.receipt.tokens,
             receipt=claim.receipt.signature,
-            statements=tuple(Statement(auditor=one.auditor, wrong=one.wrong, signature=one.signature) for one in found),
+            statements=tuple(
+                HopStatement(auditor=one.auditor, wrong=one.wrong, signature=one.signature) for one in found
+            ),
         )
         await self._leader.accuse(fault)
 
