@@ -20,7 +20,16 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "gradients": ("pipeline/1/backward", "trainer/1/gradient"),
     "averaging": ("averaging/1/", "mass/1/", "versions/1/", "residual/1/", "observe/1/next", "observe/1/ahead"),
     "state": ("state/1/", "frozen/1/", "checkpoint/1/"),
-    "records": ("observe/1/", "step/1/", "lead/1/", "feed/1/", "rescue/1/", "admit/1/", "manifest/1/"),
+    "records": (
+        "observe/1/",
+        "step/1/",
+        "lead/1/",
+        "feed/1/",
+        "rescue/1/",
+        "admit/1/",
+        "manifest/1/",
+        "pipeline/1/audit",
+    ),
 }
 """By kind how the names of the methods begin that carry it. With hosted ends token ids and labels are activations; what
 is asked for again counts as activations, be it a gradient. Who observes gets a step's mean beside the record."""

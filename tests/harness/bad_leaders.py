@@ -259,7 +259,9 @@ def bends_quota(patch: pytest.MonkeyPatch, step: int, struck: list[str]) -> None
             return ledger(book, trainers)
         struck.append("quota")
         with pytest.MonkeyPatch.context() as quota:
-            quota.setattr(StepRules, "quota", lambda rules, step, trainers: _all_to_one(rules.target, trainers))
+            quota.setattr(
+                StepRules, "quota", lambda rules, step, trainers, fed=None: _all_to_one(rules.target, trainers)
+            )
             return ledger(book, trainers)
 
     patch.setattr(StepBook, "_new_ledger", bent)

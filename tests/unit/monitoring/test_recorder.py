@@ -8,7 +8,7 @@ import os
 import typing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -75,6 +75,8 @@ def _sample(hint: Any) -> Any:
     if hint in simple:
         return simple[hint]
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return inner[0]
     if origin is tuple:
         return tuple(_sample(one) for one in inner if one is not ...)
     if origin is dict:

@@ -66,7 +66,14 @@ def said(busy: float = 0.0, probation: Sequence[Mapping[str, Any]] = (), **more:
     """What a member says about itself, after ten seconds."""
     times = {"busy_s": busy, "waiting_s": 10 - busy if busy else 0.0, "idle_s": 0.0}
     counted = {"queued": 3, "under_way": 1, "compute_s": 0.1, "bytes_sent": 0, "bytes_received": 0}
-    told = {"phase": "ready", "waiting_for": "", "averaging": False, "reachability": "direct", "links": []}
+    told = {
+        "phase": "ready",
+        "waiting_for": "",
+        "averaging": False,
+        "reachability": "direct",
+        "links": [],
+        "audits": [0, 0, 0, 0],
+    }
     return {**times, **counted, **told, "probation": list(probation), **more}
 
 
