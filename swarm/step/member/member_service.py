@@ -162,7 +162,8 @@ class MemberService:
                 self._suspect(state, body)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         answer = (await state.wait_mean()).answer
-        return answer.model_copy(update={"signed": self._signed(name, "gradient", Asked(body), answer.result)})
+        signed = self._signed(name, "gradient", Asked(body), answer.result)
+        return answer.model_copy(update={"signed": signed, "rows": context.attempt.rows(body, self._at.roster)})
 
     def _signed(self, name: PartName | None, what: What, asked: Asked, digest: str) -> bytes:
         """Return our signature under our result of an attempt; b"" where there is none."""
