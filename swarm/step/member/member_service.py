@@ -412,7 +412,10 @@ class MemberService:
             raise Refused(f"{owner(self._at.roster, step, term)} leads step {step} in term {term}")
         if not self._at.named and not votes_only:
             raise Busy("this peer was started anew: it has its vote in this step, and nothing else")
-        await state.ballot.follow(term)
+        if term > state.ballot.term and self._at.leader not in self._context.gone():
+            state.conduct.check_begins(caller, self._now())
+        if await state.ballot.follow(term):
+            state.conduct.begins(caller, self._now())
         await self._at.news.tell()  # each time: who asked first may have hung up before others heard of the term
         return state
 
