@@ -7,7 +7,7 @@ import json
 import math
 import operator
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_low
@@ -398,14 +398,16 @@ def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
     return f"accept|{record.run}|{record.lineage}|{record.step}|{term}|{record.hash()}".encode()
 
 
-def rows_bytes(run: str, step: int, previous: str, rows: Sequence[Contribution]) -> bytes:
+def rows_bytes(run: str, step: int, previous: str, rows: Sequence[Contribution], absent: Iterable[str] = ()) -> bytes:
     """Return the bytes that a trainer signs for its ``rows`` of a step, in their order, after the record whose hash is
-    ``previous``: what it reported. By which replica each counts is the leader's to say."""
-    said = "|".join(
+    ``previous``: what it reported, where all take part but those that are ``absent``."""
+    said = [
         f"{'/'.join(map(str, one.microbatch))}:{one.tokens}:{one.loss_sum.hex()}{':early' if one.early else ''}"
+        f":{'/'.join(one.route)}"
         for one in rows
-    )
-    return f"rows|{run}|{step}|{previous}|{hashlib.sha256(said.encode()).hexdigest()}".encode()
+    ]
+    text = "|".join([*said, *sorted(absent)])
+    return f"rows|{run}|{step}|{previous}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
 
 
 def by_trainer(committed: Sequence[Contribution]) -> dict[PeerId, list[Contribution]]:

@@ -198,7 +198,7 @@ def _member(
         average=average,
         cursor=holding.cursor,
         left_out=following.events.left_out,
-        attest=lambda step, rows: leader.attest(step, rows, around.identity.sign),
+        attest=lambda step, rows, absent: leader.attest(step, rows, absent, around.identity.sign),
         owed=lambda: run.history.head.late,
         pace_us=holding.pace_us if run.rules.codecs.recorded or run.rules.moves.on else lambda: 0,
     )

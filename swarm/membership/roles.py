@@ -164,6 +164,7 @@ class StageRole:
             specs=specs,
             max_queue=under_way,
             max_under_way=under_way,
+            max_fed=2 * manifest.step_microbatches,
             ahead=manifest.speed.overlaps,
             deferred_bytes=self._memory.deferrable() if defers else 0,
             mixture=family_of(manifest.model).mixture,

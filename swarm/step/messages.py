@@ -6,6 +6,7 @@ Each carries the term of the leader that asks, or is asked: a lower one than the
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -26,6 +27,7 @@ from swarm.consensus.records import (
     SquaredNorm,
 )
 from swarm.consensus.trials import Words
+from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
 from swarm.schema import (
     LISTED,
@@ -190,6 +192,10 @@ class Reconcile(Message):
     def asks_as(self, other: Reconcile) -> bool:
         """Return whether it asks for the same as another, whatever time and reasons they give."""
         return self == other.model_copy(update={"within_s": self.within_s, "left_out": self.left_out})
+
+    def absent(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+        """Return without which of the step's members it is closed."""
+        return frozenset(peers).difference(self.live, self.late)
 
 
 class Averaged(Message):

@@ -96,7 +96,7 @@ def unproven(roster: Roster, record: CloseRecord, evidence: RecordEvidence, veri
     what one member accepted no other finds wanting. Cost: a signature for each trainer and every other replica.
     """
     for trainer, rows in by_trainer(record.committed).items():
-        signed = rows_bytes(record.run, record.step, record.previous, rows)
+        signed = rows_bytes(record.run, record.step, record.previous, rows, record.absent)
         if trainer not in record.absent and not verify(trainer, signed, evidence.rows.get(trainer, b"")):
             return f"the rows of {trainer} are not what it reported"
     inputs, out = record_inputs(roster, record), {*record.absent, *record.late}

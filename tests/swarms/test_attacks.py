@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -19,8 +20,10 @@ from swarm.averaging.allreduce.exchange import Exchange
 from swarm.averaging.allreduce.messages import ReduceRequest
 from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.consensus.placement import Candidate
-from swarm.consensus.records import CloseRecord
+from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.roster import own_term
 from swarm.events import (
+    Accumulated,
     DigestMismatch,
     GradientsFarOut,
     HopDiffers,
@@ -33,14 +36,19 @@ from swarm.events import (
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
+from swarm.membership.membership import Membership
 from swarm.network.protocols import Answer, Incoming
 from swarm.pipeline.compute import Contributed, Material, StageCompute
 from swarm.pipeline.seals import Sealed
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.sender import Sender
+from swarm.pipeline.trainer.trainer import StepLeader, Trainer
 from swarm.schema import Empty
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
+from swarm.step.leader.close import StepClose
+from swarm.step.loop import StepLoop
+from swarm.step.messages import PREPARE, Prepare, Reconcile
 from tests.harness.bad_leaders import corrupts_sums
 from tests.harness.swarm import LocalPeer
 from tests.swarms.story import DONE
@@ -115,6 +123,109 @@ def test_replica_whose_means_are_wrong_is_found_out_named_and_left_out(
     assert {liar} in absent
     assert set().union(*absent) <= {liar}
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
+
+
+# --- whose work counts for whom ---------------------------------------------------------------------------------------
+
+
+def test_leader_that_has_all_of_its_stage_count_for_itself_closes_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sum would be the mean: nobody guards against the only one."""
+    honest, lies = StepClose._question, list[str]()
+
+    def question(leading: StepClose, committed: Sequence[Contribution]) -> Reconcile:
+        asked, name = honest(leading, committed), PEER.get()
+        part = leading.book.roster[leading._context.calls.me].part
+        if part not in ("stage-0", "stage-1") or name != min(lies, default=name):
+            return asked
+        lies.append(name)
+        at, me = int(part[-1]), leading._context.calls.me
+        routes = [(*one.route[:at], me, *one.route[at + 1 :]) for one in asked.committed]
+        pairs = zip(asked.committed, routes, strict=True)
+        return asked.model_copy(update={"committed": tuple(one.model_copy(update={"route": to}) for one, to in pairs)})
+
+    monkeypatch.setattr(StepClose, "_question", question)
+    swarm = SimSwarm(tmp_path, **LEARNS)
+    run_world(swarm.run())
+    assert lies
+    assert len(losses(swarm)) == 10
+    for record in swarm.history()[1:]:
+        held = [{one["route"][stage] for one in record["committed"]} for stage in range(2)]
+        assert [*map(len, held)] == [2, 2], "no trainer signs that one has computed what another has"
+    assert not any(record["absent"] for record in swarm.history())
+
+
+# --- term after term -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every_s", [0.1, 20.0])
+def test_member_that_begins_term_after_term_and_leads_none_stops_no_run(
+    every_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lead, begun = Membership.run, StepLoop._lead, Counter[int]()
+
+    async def run(membership: Membership) -> None:
+        campaign = asyncio.create_task(_begins_terms(membership)) if PEER.get() == "trainer-1" else None
+        try:
+            await honest(membership)
+        finally:
+            if campaign is not None:
+                campaign.cancel()
+                await asyncio.gather(campaign, return_exceptions=True)
+
+    async def _begins_terms(membership: Membership) -> None:
+        at, calls = membership._run.position, membership._run.calls
+        await at.news.wait(lambda: at.open_step >= 3)
+        while True:
+            body = Prepare(step=at.open_step, term=own_term(at.roster, at.open_step, calls.me, at.term))
+            if at.leader != calls.me or every_s > 1:
+                begun[body.step] += 1
+                asked = [calls.ask(peer, PREPARE, body, timeout_s=5.0) for peer in at.roster.peers]
+                await asyncio.gather(*asked, return_exceptions=True)
+            await LoopClock().sleep(every_s)
+
+    async def leads(loop: StepLoop, step: int) -> None:
+        if PEER.get() == "trainer-1" and step >= 3:
+            await loop._at.wait_open(step + 1)
+        else:
+            await lead(loop, step)
+
+    monkeypatch.setattr(Membership, "run", run)
+    monkeypatch.setattr(StepLoop, "_lead", leads)
+    shape = LEARNS | {"hosts": 2, "run": {"steps": 4}}
+    swarm = SimSwarm(tmp_path, links=Links.parse({"default": {"latency_ms": 20}}), **shape)
+    run_world(swarm.run())
+    assert min(begun[3], begun[4]) > 2
+    took = [event.seconds for event in swarm.peers["bootstrap"].events.of(StepClosed)]
+    assert len(took) == 4
+    assert max(took) < 400, "it was never late, and nobody else's term lasted"
+
+
+# --- more microbatches than count ------------------------------------------------------------------------------------
+
+
+def test_trainer_that_feeds_more_than_may_count_has_little_of_it_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that hosts add for nothing they compute once more when the step closes, and hold until then."""
+    honest, lies = Trainer._begin_leased, set[int]()
+
+    def begin(trainer: Trainer, step: int, granted: int | None, leader: StepLeader) -> None:
+        honest(trainer, step, granted, leader)
+        if PEER.get() == "trainer-1" and step not in lies and step >= 3:
+            lies.add(step)
+            for _ in range(60):
+                trainer._issue(step, leader, early=False)
+
+    monkeypatch.setattr(Trainer, "_begin_leased", begin)
+    swarm = SimSwarm(tmp_path, **LEARNS | {"hosts": 2, "run": {"steps": 6}})
+    run_world(swarm.run())
+    assert lies >= {3, 4, 5}
+    target = swarm.manifest.step_microbatches
+    added = Counter((event.step, event.part) for event in swarm.events(Accumulated))
+    assert target < max(added.values()) <= 3 * target, "twice what a step has of one, beside what counts of others"
+    assert len(losses(swarm)) == 6
 
 
 # --- lies about the time that a hop takes ----------------------------------------------------------------------------

@@ -29,7 +29,8 @@ MAX_EVALUATED = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
     """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
-    payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead.
+    payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead,
+    ``max_fed`` bounds the microbatches of one trainer in a step.
     ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes,
     ``deferred_bytes`` that for gradients of weights that are computed when there is nothing else to do: 0 computes them
     with the input's. ``seed`` is the run's; ``ahead`` says that the step after the open one may be fed early,
@@ -42,6 +43,7 @@ class StageSettings:
     seed: int = 0
     max_queue: int = 32
     max_under_way: int = 64
+    max_fed: int = 1 << 16
     send_timeout_s: float = 30.0
     retention_bytes: int = RETENTION_BYTES
     ahead: bool = False
@@ -174,6 +176,8 @@ class AdmissionRules:
         One of several trainers has half of them at most. What comes ahead of its step takes no place from the open
         one's."""
         now, most = self._context.clock.monotonic(), self._settings.max_under_way
+        if known is None:
+            self._check_fed(work)
         if known is None or not known.under_way(now):
             most = most if work.step == self._table.step else max(1, most // 2)
             there = [one for one in self._table if one.key.step == work.step and one.under_way(now)]
@@ -184,6 +188,14 @@ class AdmissionRules:
             if not crowded and len(there) >= most and not self._give_way(there, now):
                 raise Busy(f"{len(there)} microbatches under way")
         return now + self._settings.send_timeout_s
+
+    def _check_fed(self, work: StepWork) -> None:
+        """Raises Refused where its trainer has fed more of the step than any may: all that does not count has to be
+        computed once more when the step closes, to take it out again."""
+        step, trainer = work.step, work.microbatch.trainer
+        fed = sum(one.key.step == step and one.key.microbatch.trainer == trainer for one in self._table)
+        if fed >= self._settings.max_fed:
+            raise Refused(f"{fed} microbatches of {trainer} in step {step}, where it may not feed so many")
 
     def _give_way(self, there: Iterable[MicrobatchState], now: float) -> bool:
         """Forget the one of these microbatches which has waited for longest, if it is longer than any should: whose

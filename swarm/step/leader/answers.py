@@ -13,7 +13,6 @@ from typing import NamedTuple
 from swarm.consensus.acceptor import Promised, Vote, check_promise, may_be_decided, promise_bytes
 from swarm.consensus.records import (
     MAX_VOTERS,
-    Contribution,
     acceptance_bytes,
     by_trainer,
     check_acceptances,
@@ -26,7 +25,7 @@ from swarm.schema import Message
 from swarm.step.context import CloseContext
 from swarm.step.decisions import Disagreement
 from swarm.step.member.acceptance import AcceptanceRules
-from swarm.step.messages import Accepted, Averaged, Prepared, Promise, Propose
+from swarm.step.messages import Accepted, Averaged, Prepared, Promise, Propose, Reconcile
 from swarm.step.results import Asked, ResultSigning
 
 MAX_VOID = 3
@@ -179,15 +178,14 @@ class AnswerRules:
         unwanted = digest in refused or self._refused(digest) or self._me in vote.record.absent
         return vote.record.void or alone or unwanted
 
-    def unsigned(self, committed: Sequence[Contribution], averaged: Mapping[PeerId, Averaged]) -> list[PeerId]:
+    def unsigned(self, asked: Reconcile, averaged: Mapping[PeerId, Averaged]) -> list[PeerId]:
         """Return the trainers that answered without their signature under their rows of the step."""
+        absent, step = asked.absent(self._roster.peers), (self._run, self._step, self._history.head_hash)
         return [
             trainer
-            for trainer, rows in by_trainer(committed).items()
+            for trainer, rows in by_trainer(asked.committed).items()
             if trainer in averaged
-            and not self._verify(
-                trainer, rows_bytes(self._run, self._step, self._history.head_hash, rows), averaged[trainer].rows
-            )
+            and not self._verify(trainer, rows_bytes(*step, rows, absent), averaged[trainer].rows)
         ]
 
     def unproven(self, asked: Asked, prepared: Mapping[PeerId, Prepared]) -> list[PeerId]:

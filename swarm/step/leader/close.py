@@ -212,7 +212,7 @@ class StepClose:
         void, reason = table.void(self._batch.out)
         if void is not None:
             await self._void(table, void, reason)
-        if silent := self._asks.believes.unsigned(asked.committed, table.answers):
+        if silent := self._asks.believes.unsigned(asked, table.answers):
             self._policy.holds_up(dict.fromkeys(silent, "it does not sign what it reported"))
             raise _Retry(f"{silent[0]} does not sign what it reported")  # none would accept its rows from us
         waited = {peer: {PeerId(one): s for one, s in said.waited.items()} for peer, said in table.answers.items()}

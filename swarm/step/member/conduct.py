@@ -18,12 +18,16 @@ from dataclasses import dataclass, field
 from swarm.consensus.faults import newly_barred
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, unserved
+from swarm.errors import Busy
 from swarm.ids import PeerId
 from swarm.step.leader.exclusion import STALLED_S
 from swarm.step.rules import StepRules
 
 LEADERS = 2
 """So many leaders must have tried to close a step with a member that others hear, before it may be left out."""
+TERM_S, MOST_DOUBLINGS = 90.0, 8
+"""Who led a step for so long in later terms than its first begins another one only when the present one is as old, and
+twice as old each time: else one that begins term after term, and closes nothing, would hold the step up for ever."""
 
 
 @dataclass(slots=True)
@@ -34,7 +38,8 @@ class LeaderConduct:
     step at ``closing_at`` (monotonic seconds). ``missed`` are the members
     that were gone at any time since the step ``began`` (monotonic seconds). ``vetoed_in`` is the last term in which we
     vetoed, and ``why``; ``refused`` are the hashes of those records. ``tied`` are replicas that are there and count as
-    lost, for as many of their part hold one result as another (:mod:`swarm.step.ties`).
+    lost, for as many of their part hold one result as another (:mod:`swarm.step.ties`). ``_term`` is who began the
+    present term, and when; ``_led`` for how long each led, and how often it began one after it had led for TERM_S.
     """
 
     began: float = -math.inf
@@ -46,6 +51,8 @@ class LeaderConduct:
     why: str = ""
     refused: set[str] = field(default_factory=set)
     tied: dict[PeerId, str] = field(default_factory=dict)
+    _term: tuple[PeerId | None, float] = (None, -math.inf)
+    _led: dict[PeerId, tuple[float, int]] = field(default_factory=dict)
     _tried: dict[PeerId, int] = field(default_factory=dict)
     _left_out: dict[PeerId, set[PeerId]] = field(default_factory=dict)
 
@@ -54,6 +61,25 @@ class LeaderConduct:
         if self.asked_in != term:
             self.closing_at = now
         self.questions, self.asked_in = self.questions + 1, term
+
+    def check_begins(self, leader: PeerId, now: float) -> None:
+        """Raises Busy where a member that led for long enough is to begin a term, and the present one is too young."""
+        led_s, again = self._led.get(leader, (0.0, 0))
+        present, since = self._term
+        led_s += now - since if present == leader else 0.0
+        wait_s = since + TERM_S * 2.0**again - now
+        if led_s >= TERM_S and wait_s > 0:
+            raise Busy(f"{leader} led the step for {led_s:.0f} s: it may begin another term in {wait_s:.0f} s")
+
+    def begins(self, leader: PeerId, now: float) -> None:
+        """Note that a member begins a term."""
+        present, since = self._term
+        if present is not None:
+            led_s, again = self._led.get(present, (0.0, 0))
+            self._led[present] = led_s + now - since, again
+        led_s, again = self._led.get(leader, (0.0, 0))
+        self._led[leader] = led_s, min(again + (led_s >= TERM_S), MOST_DOUBLINGS)
+        self._term = leader, now
 
     def attempt(self, leader: PeerId, term: int, live: Collection[str], late: Collection[str] = ()) -> None:
         """Note with whom this term's leader makes an attempt, and whom it leaves out after one with it: not those that

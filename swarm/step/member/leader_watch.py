@@ -75,7 +75,7 @@ class LeaderWatch:
         self._clock, self._question_s = clock, question_s
         self._stall: StallDetector[LeaderProgress | None] = StallDetector(clock.monotonic(), None)
         self._began: tuple[int, float] | None = None
-        self._terms: set[int] = set()
+        self._leaders: set[PeerId] = set()
         self._took: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def overdue(self) -> dict[PeerId, str]:
@@ -96,7 +96,7 @@ class LeaderWatch:
             self._stall.excuse(now)
             return {}
         allowed_s = max(FLOOR_S, self._question_s() + MARGIN_S, min(self._took, default=0.0))
-        allowed_s *= len(before) * 2 ** min(len(self._terms) - 1, MAX_DOUBLINGS)
+        allowed_s *= len(before) * 2 ** min(len(self._leaders) - 1, MAX_DOUBLINGS)
         closing_s = now - conduct.closing_at if conduct.asked_in == at.term else 0.0
         if closing_s >= allowed_s * (ATTEMPTS + len(conduct.missed)):
             return dict.fromkeys(before, f"it has been closing the step for {closing_s:.0f} s")
@@ -118,12 +118,13 @@ class LeaderWatch:
     def _measure(self, now: float) -> None:
         """Note how long the step before took, unless it had several leaders: we look at least once at the beginning of
         each."""
-        step, term = self._at.open_step, self._at.term
-        if self._began is not None and self._began[0] == step - 1 and len(self._terms) == 1:
+        step = self._at.open_step
+        if self._began is not None and self._began[0] == step - 1 and len(self._leaders) == 1:
             self._took.append(min(MAX_STEP_S, now - self._began[1]))
         if self._began is None or self._began[0] != step:
-            self._began, self._terms = (step, now), set()
-        self._terms.add(term)
+            self._began, self._leaders = (step, now), set()
+        if step:
+            self._leaders.add(self._at.leader)
 
     @property
     def judges(self) -> bool:

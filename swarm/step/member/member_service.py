@@ -162,7 +162,8 @@ class MemberService:
                 self._suspect(state, body)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         answer = (await state.wait_mean()).answer
-        return answer.model_copy(update={"signed": self._signed(name, "gradient", Asked(body), answer.result)})
+        signed = self._signed(name, "gradient", Asked(body), answer.result)
+        return answer.model_copy(update={"signed": signed, "rows": context.attempt.rows(body, self._at.roster)})
 
     def _signed(self, name: PartName | None, what: What, asked: Asked, digest: str) -> bytes:
         """Return our signature under our result of an attempt; b"" where there is none."""
@@ -411,7 +412,10 @@ class MemberService:
             raise Refused(f"{owner(self._at.roster, step, term)} leads step {step} in term {term}")
         if not self._at.named and not votes_only:
             raise Busy("this peer was started anew: it has its vote in this step, and nothing else")
-        await state.ballot.follow(term)
+        if term > state.ballot.term and self._at.leader not in self._context.gone():
+            state.conduct.check_begins(caller, self._now())
+        if await state.ballot.follow(term):
+            state.conduct.begins(caller, self._now())
         await self._at.news.tell()  # each time: who asked first may have hung up before others heard of the term
         return state
 

@@ -202,7 +202,7 @@ class OpenStep:
 class Attempt:
     """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
     these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why. ``attest`` signs
-    our rows where they are what we reported, and gives b"" where not;
+    our rows where they are what we reported, but for what those did that are absent, and gives b"" where not;
     ``pace_us`` is what records are to say of our pace; ``owed`` is what the record before the open step owes those
     that were late (:mod:`swarm.step.lateness`)."""
 
@@ -212,7 +212,7 @@ class Attempt:
     average: Average
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
-    attest: Callable[[int, Sequence[Contribution]], bytes] = lambda step, rows: b""
+    attest: Callable[[int, Sequence[Contribution], Collection[str]], bytes] = lambda step, rows, absent: b""
     pace_us: Callable[[], int] = lambda: 0
     owed: Callable[[], Mapping[str, Late]] = dict
 
@@ -227,10 +227,8 @@ class Attempt:
         there; ``enter`` is called in between. A failure is an answer, with its culprit."""
         self.left_out(body.step, body.left_out)
         cursor = self.cursor(body.step, {one.microbatch for one in body.committed})
-        own = by_trainer(body.committed).get(self.me)
-        rows = self.attest(body.step, own) if own else b""
         if held is None:
-            return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor, rows=rows))
+            return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor))
         name, part = held
         expected, step = assigned(body.step, body.committed, self.me, stage_of(name)), body.step
         live = frozenset(body.live)
@@ -280,9 +278,14 @@ class Attempt:
             waited=dict([(str(peer), s) for peer, s in result.waited.items() if s > LATER_S][:MAX_HEARD]),
             lengths=lengths,
             words=words,
-            rows=rows,
         )
         return Mean(result.tensor, answer, result.left)
+
+    def rows(self, body: Reconcile, roster: Roster) -> bytes:
+        """Return our signature under our rows of what a leader says; b"" where there are none, or it says something
+        else than we did. With each question: replicas may be lost while the result of a round is kept."""
+        own = by_trainer(body.committed).get(self.me)
+        return self.attest(body.step, own, body.absent(roster.peers)) if own else b""
 
     async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply, clip: float) -> str:
         """Compute what the update makes of the state, ``clip`` being our part's factor; its digest, empty without a

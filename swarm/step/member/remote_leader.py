@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -154,14 +154,23 @@ class RemoteLeader:
             with contextlib.suppress(PeerError):  # it leads nothing, and says so
                 await self._calls.ask(successor, LEASE, body, timeout_s=self._timeout_s())
 
-    def attest(self, step: int, rows: Sequence[Contribution], sign: Callable[[bytes], bytes]) -> bytes:
-        """Return our signature under our rows of the open step; b"" where they are not what we reported. Through which
-        replicas a microbatch went is the leader's to say."""
+    def attest(
+        self, step: int, rows: Sequence[Contribution], absent: Collection[str], sign: Callable[[bytes], bytes]
+    ) -> bytes:
+        """Return our signature under our rows of the open step; b"" where they are not what we reported. Only the work
+        of those that are ``absent``, or hold that stage no more, may count for others: else a leader could have all of
+        its stage's count for itself, and its sum would be the mean."""
         told = self._book.reports if step == self._book.step else {}
-        known = {m: (one.tokens, one.loss_sum, one.early) for m, (one, _) in told.items()}
-        if any(known.get(one.microbatch) != (one.tokens, one.loss_sum, one.early) for one in rows):
-            return b""
-        return sign(rows_bytes(self._at.rules.run, step, self._at.history.head_hash, rows))
+        stages = [{*replicas}.difference(absent) for replicas in self._at.roster.stages()]
+        for row in rows:
+            known = told.get(row.microbatch)
+            if known is None:
+                return b""
+            ways = zip(stages, known[0].route, row.route, strict=True)
+            route = tuple(reported if reported in there else said for there, reported, said in ways)
+            if row != known[0].model_copy(update={"route": route}):
+                return b""
+        return sign(rows_bytes(self._at.rules.run, step, self._at.history.head_hash, rows, absent))
 
     async def complete(self, step: int, contribution: Contribution, receipts: tuple[SignedReceipt, ...]) -> None:
         """Report a finished journey to the leader and the next in its succession; returns when the leader knows, and

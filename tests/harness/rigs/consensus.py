@@ -120,7 +120,7 @@ def acceptances(accepted: CloseRecord, term: int = 0, signers: Collection[PeerId
 def signed_rows(proposed: CloseRecord) -> dict[str, bytes]:
     """Return what trainers sign of a record's microbatches."""
     return {
-        trainer: sign(trainer, rows_bytes(RUN, proposed.step, proposed.previous, rows))
+        trainer: sign(trainer, rows_bytes(RUN, proposed.step, proposed.previous, rows, proposed.absent))
         for trainer, rows in by_trainer(proposed.committed).items()
     }
 

@@ -81,6 +81,7 @@ class Puppet:
         self.gradient = {"stage-0": "a" * 64, "ends": "b" * 64}.get(self.part, "")
         self.weights = {"stage-0": "c" * 64, "ends": "d" * 64}.get(self.part, "")
         self.cursor = CURSOR if roster[peer].role == "trainer" else None
+        self.peers = roster.peers
         self.sq_norm, self.previous = 3.0, GENESIS.model_copy(update={"roster": roster.members}).hash()
 
     @property
@@ -115,7 +116,8 @@ class Puppet:
 
     def _averaged(self, body: Reconcile) -> Averaged:
         own = by_trainer(body.committed).get(self.peer)
-        rows = sign(self.peer, rows_bytes(RUN, body.step, self.previous, own)) if own else b""
+        absent = body.absent(self.peers)
+        rows = sign(self.peer, rows_bytes(RUN, body.step, self.previous, own, absent)) if own else b""
         return Averaged(digest=self.gradient, sq_norm=self.sq_norm, cursor=self.cursor, rows=rows)
 
     def _prepared(self, body: Apply) -> Prepared:

@@ -270,8 +270,8 @@ class MemberBench:
         if self.liveness is not None:
             await self.liveness.check(peers, reason)
 
-    def _attest(self, step: int, rows: Sequence[Contribution]) -> bytes:
-        return sign(self.me, rows_bytes(RUN, step, self.history.head_hash, rows))
+    def _attest(self, step: int, rows: Sequence[Contribution], absent: Collection[str]) -> bytes:
+        return sign(self.me, rows_bytes(RUN, step, self.history.head_hash, rows, absent))
 
     async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:
         """Return what the member answers; by default the right leader asks, and all have signed what they did."""
