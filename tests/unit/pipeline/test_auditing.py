@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from swarm.compression.dense import FLOAT32
 from swarm.errors import Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import HopAudited
 from swarm.ids import JourneyKey, PeerId, StepWork
+from swarm.models.spec import TensorSpec, token_spec
 from swarm.pipeline.activity import AuditCounts
+from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.messages import AUDIT, RECALL, Audit, Recall
 from swarm.pipeline.seals import told_digest
-from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, far_out, far_rows
+from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, compared, far_rows
 from swarm.pipeline.trainer.audits import NEWCOMER_SHARE, NEWCOMER_STEPS, Audits
 from swarm.security.signing import audit_bytes, receipt_bytes
 from tests.harness.expect import eventually
@@ -307,7 +311,7 @@ async def test_what_differs_in_the_last_bits_is_right_and_what_differs_more_is_n
     else:
         assert (said.verdict, said.reason) == (
             "wrong",
-            "the output: 2 of 2 rows are further out than 1e-05 of their length",
+            "the output: 2 of 2 rows are further out than 2e-05 of their length",
         )
 
 
@@ -350,9 +354,46 @@ def test_rows_are_measured_by_their_own_length_or_the_usual() -> None:
     assert far_rows(right, said, 1e-5).tolist() == [False, True, False, True]
 
 
+def test_where_most_rows_are_nothing_the_usual_length_is_that_of_the_others() -> None:
+    right = torch.zeros(8, 16)
+    right[:2], right[2] = 1.0, 1e-12
+    said = right.clone()
+    said[2] *= -1
+    assert far_rows(right, said, 1e-5).tolist() == [False] * 8
+    assert far_rows(torch.zeros(2, 4), torch.zeros(2, 4), 1e-5).tolist() == [False, False]
+
+
+def answers(right: Tensor, said: Tensor, *, mixture: bool = False) -> str:
+    boundary = BoundarySpecs(
+        activation=TensorSpec((1, *right.shape), "float32"), tokens=token_spec(1, len(right)), codec=FLOAT32,
+        hosted=False,
+    )  # fmt: skip
+    ours, theirs = (bytes(boundary.codec.encode(one[None], None)) for one in (right, said))  # type: ignore[arg-type]
+    return compared(boundary, ours, theirs, 1, "backward", mixture=mixture).verdict
+
+
+def test_no_lie_has_one_machine_call_wrong_what_another_finds_right() -> None:
+    ours = torch.ones(2, 16, dtype=torch.float64)
+    theirs, found = ours * (1 + 3e-6), set[tuple[str, str]]()  # honest machines
+    for lie in torch.linspace(0.0, 3e-5, 400, dtype=torch.float64):
+        said = (ours * (1 - lie)).float()
+        found.add((answers(ours.float(), said), answers(theirs.float(), said)))
+    assert {("right", "right"), ("wrong", "wrong")} < found
+    assert found.isdisjoint({("right", "wrong"), ("wrong", "right")})
+
+
+def test_row_that_another_expert_computes_may_be_different_but_not_of_any_length() -> None:
+    right = torch.ones(100, 16)
+    said = right.clone()
+    said[3] = -0.5
+    assert (answers(right, said), answers(right, said, mixture=True)) == ("wrong", "right")
+    said[3] = 1e6
+    assert answers(right, said, mixture=True) == "wrong"
+
+
 def test_payload_of_another_length_or_with_other_rows_is_not_the_same() -> None:
     boundary = specs()
     one = bytes(boundary.codec.encode(torch.ones(1, 2, 4), None))  # type: ignore[arg-type]
-    assert far_out(boundary, one, one, 1, "forward") == ""
+    assert compared(boundary, one, one, 1, "forward") == Found("right")
     with pytest.raises(Violation):
-        far_out(boundary, one, one[:-4], 1, "forward")
+        compared(boundary, one, one[:-4], 1, "forward")
