@@ -46,7 +46,10 @@ FEWEST_TRAINERS = 3
 FIRST_REST, MOST_DOUBLINGS = 256, 6
 """For so many steps a trainer that fails feeds nothing, and how often that is doubled."""
 FORGET = 4
-"""So many times as long as a trainer rested it is remembered after it."""
+"""So many times as long as a trainer rested, or would have, it is remembered after it."""
+UNSURE, MAX_AWAY = 2.0, 64
+"""Who leaves while it is below nothing by so many standard errors is remembered as well, and goes on from there when it
+is back: else it would leave each time before it is judged. So many of those that are away, who were there last."""
 
 
 class FedRow(Protocol):
@@ -180,8 +183,13 @@ def following(
         elif peer in samples:
             more = {part: one.tallies.get(part, Tally()).more(*told) for part, told in samples[peer].items()}
             one = one.model_copy(update={"tallies": {**one.tallies, **more}})
-        if peer in roster or (one.times and step < one.until + FORGET * _rest(one.times)):
+        if peer not in roster and not one.times and one.below(UNSURE):
+            one = one.model_copy(update={"until": one.until or step})
+        if peer in roster or step < _remembered(one):
             now[peer] = one
+    away = sorted((one.until, peer) for peer, one in now.items() if peer not in roster and not one.times)
+    for _, peer in away[:-MAX_AWAY]:
+        del now[peer]
     able = {trainer: one for trainer, one in now.items() if trainer in roster and one.tallies and one.until <= step}
     for trainer, one in able.items():
         others = [other for of, other in able.items() if of != trainer]
@@ -214,6 +222,11 @@ def _samples(
                 cut = round(CUT * max(-usual, min(usual, word)) / usual)
                 found[trainer][part] = count + counts[trainer], [*cuts, cut]
     return found
+
+
+def _remembered(one: Trial) -> int:
+    """Return the first step whose record says nothing more of a trainer that is away."""
+    return one.until + FORGET * _rest(max(1, one.times)) if one.until else 0
 
 
 def _rest(times: int) -> int:

@@ -2,7 +2,7 @@
 
 What it was computed from is had of that replica itself, else of its neighbours: the receipt has the hashes, so it does
 not matter who gives the bytes. What comes of it is compared by its hashes, and where those differ by numbers: machines
-differ in the last bits. A lie below the tolerance is not seen.
+differ in the last bits. A lie below twice the tolerance is not seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from swarm.errors import Busy, PeerError, Refused
-from swarm.ids import PeerId, StepWork
+from swarm.ids import JourneyKey, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
@@ -35,6 +35,9 @@ EXACT_TOLERANCE, TOLERANCE, COARSE_TOLERANCE = 1e-5, 5e-2, 2e-1
 """How far a row may be from what it should be, relative to its length: in float32 with codecs that carry it bit for
 bit, else, and behind codecs of less than 8 bits. Between instruction sets whole outputs differ by 2e-8 in float32 and
 3e-4 in bfloat16; single rows by up to 3e-2 there, and more where that decides how a number is rounded to 4 bits."""
+SURELY = 2.0
+"""So many times as far it is wrong, and between nothing is said: else who lies by just so much would have one machine
+call wrong what another calls right, and be barred for that."""
 MANY = 1 << 16
 """Numbers of which a codec's bytes say how many bits one has."""
 SMALLEST = 1e-3
@@ -42,6 +45,8 @@ SMALLEST = 1e-3
 FAR_ROWS = 0.02
 """Part of the rows of a mixture of experts that may be far out: where two experts are nearly alike for a token, the
 last bits decide."""
+FARTHEST = 2.0
+"""How far these may be, relative to their length: another expert is no other size."""
 
 
 class Withheld(Refused):
@@ -72,13 +77,21 @@ class Auditing:
     def __init__(self, settings: StageSettings, context: StageContext, recalls: Recalls) -> None:
         self._settings, self._context, self._recalls = settings, context, recalls
         self._open = 0
+        self._said: dict[tuple[JourneyKey, PeerId, bytes], Audited] = {}
+        """In the step ``_after`` this record: who asks again has the same answer, and nothing is computed."""
+        self._after = ""
 
     async def judge(self, body: Audit, deadline: float) -> Audited:
         """``pipeline/1/audit``, after admission: compute the hop again before the ``deadline``, on the monotonic clock,
         and sign what was found. Raises Busy."""
+        accused, content = PeerId(body.route[body.hop]), Content.from_wire(body.content)
+        told, key = told_digest(body.content, body.seals), body.key
+        if self._after != key.after:
+            self._after, self._said = key.after, {}
+        if (known := self._said.get((key, accused, told))) is not None:
+            return known
         if self._open >= MAX_AUDITS:
             raise Busy(f"{self._open} hops are computed again")
-        accused, content = PeerId(body.route[body.hop]), Content.from_wire(body.content)
         work, route = StepWork(body.step, body.microbatch), tuple(map(PeerId, body.route))
         self._open += 1
         try:
@@ -92,18 +105,20 @@ class Auditing:
             self._open -= 1
         signature = b""
         if found.verdict in ("right", "wrong"):
-            told, wrong = told_digest(body.content, body.seals), found.verdict == "wrong"
-            signed = audit_bytes(self._settings.run, body.key, body.hop, accused, told, wrong)
+            signed = audit_bytes(self._settings.run, key, body.hop, accused, told, found.verdict == "wrong")
             signature = self._context.sign(signed)
         verdict, reason, loss_sum = found
-        return Audited(verdict=verdict, reason=reason[:400], loss_sum=loss_sum, signature=signature)
+        said = Audited(verdict=verdict, reason=reason[:400], loss_sum=loss_sum, signature=signature)
+        if signature:
+            self._said[key, accused, told] = said
+        return said
 
     async def _judge(self, claim: _Claim, tokens: int) -> Found:
         material = await self._material(claim)
         output, back = await self._recalls.on_device(lambda: self._context.compute.again(material))
         if back.tokens != tokens:
             return Found("wrong", f"a loss over {tokens} tokens, where {back.tokens} count")
-        hop, stage = claim.content, self._settings.stage
+        hop, stage, doubt = claim.content, self._settings.stage, ""
         sent: tuple[tuple[Payload | None, bytes, Direction, int], ...] = (
             (output, hop.output, "forward", stage + 1),
             (back.gradient, hop.sent, "backward", stage - 1),
@@ -117,9 +132,13 @@ class Auditing:
             theirs = await self._claimed(claim, said, direction, at)
             step = claim.errand.work.ready_in
             about = (self._settings.specs, ours, theirs, step, direction)
-            compare = partial(far_out, *about, mixture=self._settings.mixture)
-            if far := await self._recalls.on_device(compare):
-                return Found("wrong", f"the {what}: {far}")
+            found = await self._recalls.on_device(partial(compared, *about, mixture=self._settings.mixture))
+            if found.verdict == "wrong":
+                return Found("wrong", f"the {what}: {found.reason}")
+            if found.verdict != "right":
+                doubt = f"the {what}: {found.reason}"
+        if doubt:
+            return Found("unjudged", doubt)
         return Found("right", loss_sum=back.loss_sum)
 
     # --- what it takes ---------------------------------------------------------------------------------------------
@@ -174,22 +193,32 @@ class Auditing:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def far_out(
+def compared(
     specs: BoundarySpecs, ours: Payload, theirs: Payload, step: int, direction: Direction, *, mixture: bool = False
-) -> str:
-    """Say how far one payload that leaves a stage is from another; "" where machines may differ so much.
+) -> Found:
+    """Return whether one payload that leaves a stage is right, by ours: where machines may differ so much. It is wrong
+    only SURELY times further out, else unjudged.
 
     Raises Violation for a payload of another length, or that is not finite.
     """
     (right, notes), (said, said_notes) = specs.left(ours, step, direction), specs.left(theirs, step, direction)
     if notes != said_notes:
-        return "what goes with it is of other rows"
+        return Found("wrong", "what goes with it is of other rows")
     most = _tolerance(specs, step, direction)
-    far = far_rows(right, said, most)
-    allowed = math.ceil(FAR_ROWS * far.numel()) if mixture else 0
-    if int(far.sum()) <= allowed:
+    if not (doubt := _far(right, said, most, mixture=mixture)):
+        return Found("right")
+    if wrong := _far(right, said, most, mixture=mixture, times=SURELY):
+        return Found("wrong", wrong)
+    return Found("unjudged", f"{doubt}, but not {SURELY:g} times as far, or as many")
+
+
+def _far(right: Tensor, said: Tensor, most: float, *, mixture: bool, times: float = 1.0) -> str:
+    """Say how many rows are further out than so many times what may be; "" where no more are than may."""
+    far = far_rows(right, said, times * most)
+    allowed = times * math.ceil(FAR_ROWS * far.numel()) if mixture else 0
+    if int(far.sum()) <= allowed and not bool(far_rows(right, said, times * max(most, FARTHEST)).any()):
         return ""
-    return f"{int(far.sum())} of {far.numel()} rows are further out than {most:g} of their length"
+    return f"{int(far.sum())} of {far.numel()} rows are further out than {times * most:g} of their length"
 
 
 def _tolerance(specs: BoundarySpecs, step: int, direction: Direction) -> float:
@@ -200,9 +229,10 @@ def _tolerance(specs: BoundarySpecs, step: int, direction: Direction) -> float:
 
 
 def far_rows(right: Tensor, said: Tensor, tolerance: float) -> Tensor:
-    """Return which rows, along the last dimension, are too far from what is right, bool (rows,)."""
+    """Return which rows, along the last dimension, are too far from what is right, bool (rows,). Where most are nothing
+    the usual one is not."""
     right, said = (one.reshape(-1, one.shape[-1]).to(torch.float64) for one in (right, said))
     length = torch.linalg.vector_norm(right, dim=-1)
-    usual = float(length.median())
+    usual = float(length[length > 0].median()) if bool(length.any()) else 0.0
     far: Tensor = torch.linalg.vector_norm(said - right, dim=-1) > tolerance * length.clamp(min=SMALLEST * usual)
     return far

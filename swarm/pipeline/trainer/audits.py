@@ -11,10 +11,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import NamedTuple
 
 from swarm.clock import Clock
-from swarm.errors import PeerError, Violation
+from swarm.errors import DeadlineMissed, PeerError, Unreachable, Violation
 from swarm.events import AuditOutcome
 from swarm.ids import JourneyKey, PeerId, RunId
 from swarm.network.protocols import Endpoint
@@ -27,6 +28,8 @@ from swarm.waiting import retry_while_busy
 
 NEWCOMER_SHARE, NEWCOMER_STEPS = 0.25, 64
 """Of the hops of a replica that joined so few steps ago; of one that was there from the beginning as of all others."""
+PATIENCE, AT_LEAST_S, SILENT_S = 8.0, 5.0, 300.0
+"""A judge has so many times as long as the others took, and seconds more; who misses that is not asked for so long."""
 LOSS_TOLERANCE = 2e-2
 """How far a reported loss may be from what another computes, relative to it: what is shown depends on it alone."""
 
@@ -90,7 +93,9 @@ class Audits:
     chance: Callable[[], float] = random.SystemRandom().random
     within_s: float = 30.0
     counts: Counter[AuditOutcome] = field(default_factory=Counter)
-    _wrong: set[PeerId] = field(default_factory=set)  # their word counts no more; the step is closed without them
+    _wrong: dict[PeerId, int] = field(default_factory=dict)  # in which step; that is closed without them
+    _took: dict[PeerId, float] = field(default_factory=dict)  # seconds, to answer last
+    _silent: dict[PeerId, float] = field(default_factory=dict)  # until when nobody waits for their word
 
     @property
     def counted(self) -> AuditCounts:
@@ -110,12 +115,12 @@ class Audits:
         found = await self._judged(claim)
         self.counts[found.outcome] += 1
         if found.outcome == "failed":
-            self._wrong.add(claim.accused)
+            self._wrong[claim.accused] = claim.key.step
         return found
 
     async def _judged(self, claim: HopClaim) -> HopOutcome:
         judges = self.judges(claim.key, claim.hop, claim.accused)
-        unjudged, asked = [], [peer for peer in judges if peer not in {*self._wrong, *self.gone()}]
+        unjudged, asked = [], [peer for peer in judges if peer not in self._passed_over(claim.key.step)]
         for at, peer in enumerate(asked):
             verdict, said = await self._ask(peer, claim)
             if verdict == "right":
@@ -128,6 +133,17 @@ class Audits:
         return HopOutcome(
             claim, "unjudged", "; ".join(unjudged)[:400] or "the stage has no other replica that is there"
         )
+
+    def _passed_over(self, step: int) -> set[PeerId]:
+        """Return whose word does not count in a step, or is not waited for."""
+        now = self.clock.monotonic()
+        silent = {peer for peer, until in self._silent.items() if until > now}
+        return {*silent, *(peer for peer, found in self._wrong.items() if found == step), *self.gone()}
+
+    def _patience_s(self, peer: PeerId) -> float:
+        """Return for how long to wait for a judge: by how long the others took, not by its own word."""
+        others = [took for other, took in self._took.items() if other != peer]
+        return min(self.within_s, AT_LEAST_S + PATIENCE * median_low(others)) if others else self.within_s
 
     def _right(self, claim: HopClaim, said: Audited, by: PeerId) -> HopOutcome:
         told = claim.receipt.loss_sum
@@ -165,14 +181,20 @@ class Audits:
             tokens=receipt.tokens,
         )
 
+        within_s = self._patience_s(peer)
+
         async def call() -> Audited:
-            said, _ = await self.endpoint.call(peer, AUDIT, body, timeout_s=self.within_s)
+            began = self.clock.monotonic()
+            said, _ = await self.endpoint.call(peer, AUDIT, body, timeout_s=within_s)
+            self._took[peer] = self.clock.monotonic() - began
             self._check(peer, claim, said)
             return said
 
         try:
-            said = await retry_while_busy(call, self.clock, within_s=self.within_s)
+            said = await retry_while_busy(call, self.clock, within_s=within_s)
         except PeerError as error:
+            if isinstance(error, (DeadlineMissed, Unreachable)):
+                self._silent[peer] = self.clock.monotonic() + SILENT_S
             said = Audited(verdict="unjudged", reason=str(error)[:400])
         return said.verdict, said
 

@@ -232,12 +232,15 @@ class StepBook:
             self._given_back.set()
 
     def accuse(self, fault: HopFault, found: tuple[PeerId, ...]) -> None:
-        """Take a checked fault. Raises Refused where no record of this step has room for it."""
+        """Take a checked fault, the first about each accused, or the first that proves it wrong: what proves its
+        accusers wrong keeps no place from that. Raises Refused where no record of this step has room for it."""
         accused = PeerId(fault.accused)
         if accused not in self.faults and len(self.faults) >= MAX_FAULTS:
             raise Refused(f"{MAX_FAULTS} members were accused in this step already")
-        self.faults.setdefault(accused, (fault, found))
-        self._given_back.set()
+        _, known = self.faults.get(accused, (None, ()))
+        if not known or (accused in found and accused not in known):
+            self.faults[accused] = fault, found
+            self._given_back.set()
 
     def wrong(self) -> set[PeerId]:
         """Return the members that were proven wrong, and are barred with the step."""

@@ -332,9 +332,9 @@ class StepClose:
 
     def _tell_wrong(self, record: CloseRecord) -> None:
         out = newly_barred(record.barred, record.step)
-        for fault in record.faults:
-            accused = PeerId(fault.accused)
-            for peer in self.book.faults[accused][1]:
+        for fault in record.faults:  # not those of our book, where it is another's of a branch
+            accused, against = PeerId(fault.accused), fault.said(wrong=True)
+            for peer in (accused,) if len(against) > len(fault.said(wrong=False)) else against:
                 self._context.events.emit(
                     ProvenWrong(
                         step=record.step,

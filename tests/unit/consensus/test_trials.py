@@ -15,8 +15,10 @@ from swarm.consensus.trials import (
     FEWEST,
     FIRST_REST,
     FORGET,
+    MAX_AWAY,
     MOST,
     WHOLE_WORD,
+    Tally,
     Trial,
     checked_words,
     failed,
@@ -117,6 +119,36 @@ def test_nobody_fails_where_most_others_pull_against_each_other_too() -> None:
 
 def test_of_two_trainers_nobody_is_judged() -> None:
     assert all(not known for _, known in steps(noisy({"E": -0.4, "F": 0.4}), trainers="EF"))
+
+
+def test_trainer_that_leaves_each_time_before_it_is_judged_goes_on_from_there() -> None:
+    say, drawn, known = noisy({"E": -0.4, "F": 0.5, "G": 0.5, "H": 0.5}), random.Random(0), dict[str, Trial]()
+    for step in range(1, 40):
+        there = "FGH" if step % 8 == 7 else TRAINERS
+        members, committed = roster(trainers=there), rows(drawn, trainers=there)
+        said = {
+            peer: tuple(say(step, peer, of) for of in of_whom)
+            for peer in members.peers
+            if len(of_whom := judged(committed, peer, int(peer[0]) if peer[0].isdigit() else None)) >= 3
+        }
+        known = following(known, step, members, committed, checked_words(members, committed, said))
+        if failed(known, step):
+            break
+    assert set(failed(known, step)) == {"E"}
+    assert 8 < step < 16
+
+
+def test_of_those_that_are_away_few_are_remembered_and_not_for_ever() -> None:
+    against = Trial(tallies={"stage-0": Tally(microbatches=9, words=9, total=-900, squares=90_000)})
+    with_others = Trial(tallies={"stage-0": Tally(microbatches=9, words=9, total=900, squares=90_000)})
+    left = {f"T{number:03}": against for number in range(100)} | {"U": with_others}
+    known = following(left, 7, roster(), (), {})
+    assert len(known) == MAX_AWAY
+    assert {one.until for one in known.values()} == {7}
+    assert not resting(known, 8)
+    last = 7 + FORGET * FIRST_REST
+    assert following(known, last - 1, roster(), (), {}) == known
+    assert not following(known, last, roster(), (), {})
 
 
 def test_each_time_it_rests_for_twice_as_long_and_that_is_forgotten_after_a_while() -> None:

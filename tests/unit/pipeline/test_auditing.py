@@ -8,17 +8,31 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from swarm.errors import Busy, PeerError, Refused, Violation, WrongStep
+from swarm.compression.dense import FLOAT32
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Violation, WrongStep
 from swarm.events import HopAudited
 from swarm.ids import JourneyKey, PeerId, StepWork
+from swarm.models.spec import TensorSpec, token_spec
 from swarm.pipeline.activity import AuditCounts
-from swarm.pipeline.messages import AUDIT, RECALL, Audit, Recall
+from swarm.pipeline.boundary import BoundarySpecs
+from swarm.pipeline.messages import AUDIT, RECALL, Audit, Audited, Recall
 from swarm.pipeline.seals import told_digest
-from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, far_out, far_rows
-from swarm.pipeline.trainer.audits import NEWCOMER_SHARE, NEWCOMER_STEPS, Audits
+from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, compared, far_rows
+from swarm.pipeline.trainer.audits import (
+    AT_LEAST_S,
+    NEWCOMER_SHARE,
+    NEWCOMER_STEPS,
+    PATIENCE,
+    SILENT_S,
+    Audits,
+    HopClaim,
+)
+from swarm.pipeline.trainer.hops import Receipt
 from swarm.security.signing import audit_bytes, receipt_bytes
 from tests.harness.expect import eventually
+from tests.harness.rigs.clocks import FakeClock
 from tests.harness.rigs.pipeline import RUN, TRAINER, CheapPart, Crew, FakeLeader, microbatch, sign, specs, verify
 
 A, A1, A2, A3, B, B1 = (PeerId(name) for name in ("a0", "a1", "a2", "a3", "b0", "b1"))
@@ -167,6 +181,35 @@ async def test_dead_auditor_is_passed_over() -> None:
     assert {event.by for event in crew.side.events.of(HopAudited) if event.stage == 0} <= {(A,), (A2,)}
 
 
+async def test_judge_that_lets_others_wait_has_as_long_as_they_need_and_is_not_asked_again_soon() -> None:
+    clock, asked_for = FakeClock(), list[tuple[PeerId, float]]()
+
+    class Judges:
+        async def call(self, peer: PeerId, rpc: Any, body: Audit, *, timeout_s: float) -> Any:
+            asked_for.append((peer, timeout_s))
+            if peer == A1:
+                await clock.sleep(timeout_s)
+                raise DeadlineMissed("no answer", peer=peer)
+            await clock.sleep(0.5)
+            told = told_digest(body.content, body.seals)
+            signature = sign(peer, audit_bytes(RUN, body.key, body.hop, A, told, wrong=False))
+            return Audited(verdict="right", signature=signature), b""
+
+    order = [A2]
+    audits = Audits(
+        run=RUN, endpoint=Judges(), clock=clock, verify=verify, joined=lambda peer: None, share=1.0,  # type: ignore[arg-type]
+        judges=lambda key, hop, peer: order,
+    )  # fmt: skip
+    claim = HopClaim(JourneyKey(1, microbatch(0), 0, ""), (A, B), 0, Receipt(bytes(64)))
+    assert (await audits.judge(claim)).outcome == "passed"
+    order.insert(0, A1)
+    assert [(await audits.judge(claim)).by for _ in range(3)] == [(A2,)] * 3
+    await clock.sleep(SILENT_S)
+    await audits.judge(claim)
+    soon = AT_LEAST_S + PATIENCE * 0.5
+    assert [one for one in asked_for if one[0] == A1] == [(A1, soon), (A1, soon)]
+
+
 def give_nothing(crew: Crew, *peers: PeerId) -> list[str]:
     """From now on these do not give again what they got or sent."""
     asked = list[str]()
@@ -281,6 +324,8 @@ async def test_what_an_auditor_does_not_take(
             await asked(crew, peer, caller, **changes)
         auditing = crew.replicas[A1].server._auditing
         auditing._open = MAX_AUDITS
+        assert (await asked(crew, A1)).verdict == "right", "it is known already"
+        auditing._said.clear()
         with pytest.raises(Busy):
             await asked(crew, A1)
 
@@ -301,13 +346,14 @@ async def test_what_differs_in_the_last_bits_is_right_and_what_differs_more_is_n
 
         recalls.retained = retained  # type: ignore[method-assign]
         said = await asked(crew, A1)
-    assert fetched == ["input"], "only where the hashes differ"
+        assert await asked(crew, A1) == said
+    assert fetched == ["input"], "only where the hashes differ, and once"
     if factor < 1 + 1e-5:
         assert said.verdict == "right"
     else:
         assert (said.verdict, said.reason) == (
             "wrong",
-            "the output: 2 of 2 rows are further out than 1e-05 of their length",
+            "the output: 2 of 2 rows are further out than 2e-05 of their length",
         )
 
 
@@ -350,9 +396,46 @@ def test_rows_are_measured_by_their_own_length_or_the_usual() -> None:
     assert far_rows(right, said, 1e-5).tolist() == [False, True, False, True]
 
 
+def test_where_most_rows_are_nothing_the_usual_length_is_that_of_the_others() -> None:
+    right = torch.zeros(8, 16)
+    right[:2], right[2] = 1.0, 1e-12
+    said = right.clone()
+    said[2] *= -1
+    assert far_rows(right, said, 1e-5).tolist() == [False] * 8
+    assert far_rows(torch.zeros(2, 4), torch.zeros(2, 4), 1e-5).tolist() == [False, False]
+
+
+def answers(right: Tensor, said: Tensor, *, mixture: bool = False) -> str:
+    boundary = BoundarySpecs(
+        activation=TensorSpec((1, *right.shape), "float32"), tokens=token_spec(1, len(right)), codec=FLOAT32,
+        hosted=False,
+    )  # fmt: skip
+    ours, theirs = (bytes(boundary.codec.encode(one[None], None)) for one in (right, said))  # type: ignore[arg-type]
+    return compared(boundary, ours, theirs, 1, "backward", mixture=mixture).verdict
+
+
+def test_no_lie_has_one_machine_call_wrong_what_another_finds_right() -> None:
+    ours = torch.ones(2, 16, dtype=torch.float64)
+    theirs, found = ours * (1 + 3e-6), set[tuple[str, str]]()  # honest machines
+    for lie in torch.linspace(0.0, 3e-5, 400, dtype=torch.float64):
+        said = (ours * (1 - lie)).float()
+        found.add((answers(ours.float(), said), answers(theirs.float(), said)))
+    assert {("right", "right"), ("wrong", "wrong")} < found
+    assert found.isdisjoint({("right", "wrong"), ("wrong", "right")})
+
+
+def test_row_that_another_expert_computes_may_be_different_but_not_of_any_length() -> None:
+    right = torch.ones(100, 16)
+    said = right.clone()
+    said[3] = -0.5
+    assert (answers(right, said), answers(right, said, mixture=True)) == ("wrong", "right")
+    said[3] = 1e6
+    assert answers(right, said, mixture=True) == "wrong"
+
+
 def test_payload_of_another_length_or_with_other_rows_is_not_the_same() -> None:
     boundary = specs()
     one = bytes(boundary.codec.encode(torch.ones(1, 2, 4), None))  # type: ignore[arg-type]
-    assert far_out(boundary, one, one, 1, "forward") == ""
+    assert compared(boundary, one, one, 1, "forward") == Found("right")
     with pytest.raises(Violation):
-        far_out(boundary, one, one[:-4], 1, "forward")
+        compared(boundary, one, one[:-4], 1, "forward")

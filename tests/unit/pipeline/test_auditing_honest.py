@@ -20,7 +20,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig, token_spec
 from swarm.pipeline.boundary import BoundarySpecs, RowNotes, coming_back, going_forward
 from swarm.pipeline.compute import Material, StageCompute
-from swarm.pipeline.stage.auditing import far_out
+from swarm.pipeline.stage.auditing import compared
 from tests.harness.rigs.foreign import foreign_model
 
 ROWS, LENGTH, EACH = 2, 8, 26
@@ -108,8 +108,8 @@ def test_honest_hop_is_found_right_by_another_machine(name: str, dtype: Any) -> 
         for direction, ours, theirs in (("forward", other, output), ("backward", other_sent.gradient, sent.gradient)):
             assert ours is not None
             assert theirs is not None
-            far = far_out(specs, ours, theirs, 1, direction, mixture=family.mixture)  # type: ignore[arg-type]
-            told += [f"{codec.name} {direction}: {far}"] if far else []
+            found = compared(specs, ours, theirs, 1, direction, mixture=family.mixture)  # type: ignore[arg-type]
+            told += [f"{codec.name} {direction}: {found.reason}"] if found.verdict != "right" else []
     assert shaken > EACH / 8, "the machines were alike"
     assert told == []
     assert family.mixture is (name in ("qwen3_moe", "mixtral"))

@@ -17,6 +17,7 @@ from swarm.errors import Superseded
 from swarm.ids import MicrobatchId, PeerId
 from swarm.step.leader.book import StepBook
 from swarm.step.messages import ResumeTrainer
+from tests.harness.rigs.consensus import FAULTY
 from tests.harness.rigs.step import RULES, listed, verify
 
 HOSTS, TRAINERS = [PeerId(name) for name in "ABC"], [PeerId(name) for name in "TUV"]
@@ -173,3 +174,21 @@ def test_first_lease_is_within_every_quota_and_half_of_the_step(
         first = rules.first_lease(names)
         assert all(first <= most for most in rules.quota(step, names).values())
         assert 2 * first * trainers <= target < 2 * (first + 1) * trainers
+
+
+def test_what_proves_an_accused_wrong_takes_the_place_of_what_proves_its_accusers_so_and_is_told_once() -> None:
+    made = book()
+    accused, accuser = HOSTS[0], HOSTS[1]
+    contradicted, proof = (FAULTY.model_copy(update={"accused": accused, "attempt": at}) for at in (0, 1))
+    for fault, found, news in (
+        (contradicted, (accuser,), True),
+        (contradicted, (accuser,), False),
+        (proof, (accused,), True),
+        (proof, (accused,), False),
+        (contradicted, (accuser,), False),
+    ):
+        made._given_back.clear()
+        made.accuse(fault, found)
+        assert made._given_back.is_set() is news
+    assert made.faults == {accused: (proof, (accused,))}
+    assert made.wrong() == {accused}
