@@ -60,7 +60,7 @@ class HopClaim(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class HopOutcome:
     """What came of an audit. ``proof`` is what the step's leader is to be shown: enough of those that judge the hop
-    agree against one. Of a dispute: who is ``against``."""
+    agree against one. Else, where it does not count: who is ``against`` it."""
 
     claim: HopClaim
     outcome: AuditOutcome
@@ -77,9 +77,9 @@ class HopOutcome:
 
 @dataclass(slots=True, kw_only=True)
 class Audits:
-    """One trainer's audits, of a ``share`` of hops. ``judges`` are who may compute again what a peer did in a stage, in
-    the order in which they are asked; those are passed over that are believed to be ``gone``. ``joined`` is how many
-    steps ago a peer did so, None of one that was there from the beginning; ``chance`` draws from 0 to 1, and nobody
+    """One trainer's audits, of a ``share`` of hops. ``judges`` are who may compute again what a peer did in a stage;
+    those are passed over that are believed to be ``gone``. ``joined`` is how many steps ago a peer did so, None of one
+    that was there from the beginning; ``chance`` draws from 0 to 1 what is audited and who is asked first, and nobody
     else may know what; ``counts`` what came of them."""
 
     run: RunId
@@ -119,17 +119,23 @@ class Audits:
         return found
 
     async def _judged(self, claim: HopClaim) -> HopOutcome:
-        judges = self.judges(claim.key, claim.hop, claim.accused)
-        unjudged, asked = [], [peer for peer in judges if peer not in self._passed_over(claim.key.step)]
+        out, judging = self._passed_over(claim.key.step), self.judges(claim.key, claim.hop, claim.accused)
+        # Who did it knows who judges: not who is the first, and might be its friend.
+        asked = sorted((peer for peer in judging if peer not in out), key=lambda _: self.chance())
+        withheld, unjudged = dict[PeerId, str](), list[str]()
         for at, peer in enumerate(asked):
             verdict, said = await self._ask(peer, claim)
             if verdict == "right":
                 return self._right(claim, said, peer)
-            if verdict == "withheld":
-                return HopOutcome(claim, "withheld", said.reason, (peer,))
             if verdict == "wrong":
-                return await self._all(claim, peer, said, judges, asked[at + 1 :])
-            unjudged.append(f"{peer}: {said.reason}")
+                return await self._all(claim, peer, said, judging, asked[at + 1 :])
+            if verdict == "withheld":
+                withheld[peer] = said.reason
+            else:
+                unjudged.append(f"{peer}: {said.reason}")
+        if withheld:
+            by = tuple(withheld)
+            return HopOutcome(claim, "withheld", withheld[by[0]], by, against=by)
         return HopOutcome(
             claim, "unjudged", "; ".join(unjudged)[:400] or "the stage has no other replica that is there"
         )
@@ -148,7 +154,8 @@ class Audits:
     def _right(self, claim: HopClaim, said: Audited, by: PeerId) -> HopOutcome:
         told = claim.receipt.loss_sum
         if claim.receipt.tokens and abs(said.loss_sum - told) > LOSS_TOLERANCE * max(abs(told), said.loss_sum):
-            return HopOutcome(claim, "disputed", f"a loss of {told:g}, {said.loss_sum:g} as {by} computes it", (by,))
+            why = f"a loss of {told:g}, {said.loss_sum:g} as {by} computes it"
+            return HopOutcome(claim, "disputed", why, (by,), against=(by,))
         return HopOutcome(claim, "passed", by=(by,))
 
     async def _all(

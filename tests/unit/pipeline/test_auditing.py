@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import random
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -181,33 +182,69 @@ async def test_dead_auditor_is_passed_over() -> None:
     assert {event.by for event in crew.side.events.of(HopAudited) if event.stage == 0} <= {(A,), (A2,)}
 
 
+class Judges:
+    """What replicas say of a hop of A; those that say nothing are silent."""
+
+    def __init__(self, **said: str) -> None:
+        self.clock, self.said, self.asked = FakeClock(), said, list[tuple[PeerId, float]]()
+
+    async def call(self, peer: PeerId, rpc: Any, body: Audit, *, timeout_s: float) -> Any:
+        """See :class:`~swarm.network.protocols.Endpoint`."""
+        self.asked.append((peer, timeout_s))
+        verdict: Any = self.said.get(peer)
+        if verdict is None:
+            await self.clock.sleep(timeout_s)
+            raise DeadlineMissed("no answer", peer=peer)
+        await self.clock.sleep(0.5)
+        signed = audit_bytes(
+            RUN, body.key, body.hop, A, told_digest(body.content, body.seals), wrong=verdict == "wrong"
+        )
+        return Audited(verdict=verdict, signature=sign(peer, signed)), b""
+
+    def audits(self, judges: Collection[PeerId], chance: Callable[[], float] = lambda: 0.0) -> Audits:
+        """Have these judge."""
+        return Audits(
+            run=RUN, endpoint=self, clock=self.clock, verify=verify, joined=lambda peer: None,  # type: ignore[arg-type]
+            judges=lambda key, hop, peer: list(judges), share=1.0, chance=chance,
+        )  # fmt: skip
+
+
+CLAIM = HopClaim(JourneyKey(1, microbatch(0), 0, ""), (A, B), 0, Receipt(bytes(64)))
+
+
 async def test_judge_that_lets_others_wait_has_as_long_as_they_need_and_is_not_asked_again_soon() -> None:
-    clock, asked_for = FakeClock(), list[tuple[PeerId, float]]()
-
-    class Judges:
-        async def call(self, peer: PeerId, rpc: Any, body: Audit, *, timeout_s: float) -> Any:
-            asked_for.append((peer, timeout_s))
-            if peer == A1:
-                await clock.sleep(timeout_s)
-                raise DeadlineMissed("no answer", peer=peer)
-            await clock.sleep(0.5)
-            told = told_digest(body.content, body.seals)
-            signature = sign(peer, audit_bytes(RUN, body.key, body.hop, A, told, wrong=False))
-            return Audited(verdict="right", signature=signature), b""
-
-    order = [A2]
-    audits = Audits(
-        run=RUN, endpoint=Judges(), clock=clock, verify=verify, joined=lambda peer: None, share=1.0,  # type: ignore[arg-type]
-        judges=lambda key, hop, peer: order,
-    )  # fmt: skip
-    claim = HopClaim(JourneyKey(1, microbatch(0), 0, ""), (A, B), 0, Receipt(bytes(64)))
-    assert (await audits.judge(claim)).outcome == "passed"
-    order.insert(0, A1)
-    assert [(await audits.judge(claim)).by for _ in range(3)] == [(A2,)] * 3
-    await clock.sleep(SILENT_S)
-    await audits.judge(claim)
+    judges = Judges(a2="right")
+    audits = judges.audits([A2])
+    assert (await audits.judge(CLAIM)).outcome == "passed"
+    audits.judges = lambda key, hop, peer: [A1, A2]
+    assert [(await audits.judge(CLAIM)).by for _ in range(3)] == [(A2,)] * 3
+    await judges.clock.sleep(SILENT_S)
+    await audits.judge(CLAIM)
     soon = AT_LEAST_S + PATIENCE * 0.5
-    assert [one for one in asked_for if one[0] == A1] == [(A1, soon), (A1, soon)]
+    assert [one for one in judges.asked if one[0] == A1] == [(A1, soon), (A1, soon)]
+
+
+async def test_who_is_asked_first_nobody_knows_but_the_trainer() -> None:
+    judges, drawn = Judges(a1="right", a2="right", a3="right"), random.Random(0)
+    audits = judges.audits([A1, A2, A3], drawn.random)
+    for _ in range(20):
+        await audits.judge(CLAIM)
+    assert {peer for peer, _ in judges.asked} == {A1, A2, A3}
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome", "against"),
+    [
+        ({"a1": "withheld", "a2": "right"}, "passed", ()),
+        ({"a1": "withheld", "a2": "withheld"}, "withheld", (A1, A2)),
+        ({"a1": "withheld", "a2": "unjudged"}, "withheld", (A1,)),
+    ],
+)
+async def test_one_that_says_that_it_was_given_nothing_is_not_enough(
+    said: dict[str, str], outcome: str, against: tuple[PeerId, ...]
+) -> None:
+    found = await Judges(**said).audits([A1, A2]).judge(CLAIM)
+    assert (found.outcome, found.against) == (outcome, against)
 
 
 def give_nothing(crew: Crew, *peers: PeerId) -> list[str]:
