@@ -496,14 +496,19 @@ More than the trainers that it has room for, so that each may put one aside."""
 
 
 def record_bytes(microbatches: int, stages: int, members: int, *, closed: bool = False) -> int:
-    """An upper estimate of a record's size on the wire: five bytes a microbatch and hop, 400 and more a member, and all
-    that may be put aside, or be said of those that were proven wrong; ``closed``: of a run that not everybody may
-    join."""
+    """An upper estimate of a record's size on the wire: five bytes a microbatch and hop, 400 and more a member, of a
+    trainer 60 a stage besides, and all that may be put aside, or be said of those that were proven wrong; ``closed``:
+    of a run that not everybody may join."""
     more = MAX_ASIDE * ASIDE_BYTES + MAX_FAULTS * FAULT_BYTES + MAX_BARRED * BARRED_BYTES
-    return microbatches * (150 + 5 * stages) + members * 2000 + more + (ADMISSIONS_BYTES if closed else 0)
+    more += ADMISSIONS_BYTES if closed else 0
+    return microbatches * (150 + 5 * stages) + members * _member_bytes(stages) + more
 
 
 def record_room(microbatches: int, stages: int, limit_bytes: int, *, closed: bool = False) -> int:
     """Return the number of members for which a record of ``limit_bytes`` has room: the inverse of
     :func:`record_bytes`."""
-    return max(0, limit_bytes - record_bytes(microbatches, stages, 0, closed=closed)) // 2000
+    return max(0, limit_bytes - record_bytes(microbatches, stages, 0, closed=closed)) // _member_bytes(stages)
+
+
+def _member_bytes(stages: int) -> int:
+    return max(2000, 1000 + 60 * stages)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.consensus.records import Contribution
+from swarm.consensus.records import Contribution, record_bytes
 from swarm.consensus.roster import Roster
 from swarm.consensus.trials import (
     FEWEST,
@@ -27,6 +27,7 @@ from swarm.consensus.trials import (
     resting,
 )
 from swarm.ids import MicrobatchId, PeerId
+from swarm.network.rpc.bodies import pack
 from tests.harness.rigs.consensus import listed
 
 TRAINERS = "EFGH"
@@ -185,3 +186,11 @@ def test_words_are_of_replicas_of_stages_about_all_whose_microbatches_they_hold(
     for bad in ({"0a": good["0a"][1:]}, {"E": (1, 2, 3, 4)}, {"X": (1, 2, 3, 4)}, {"0a": ()}):
         assert checked_words(members, committed, bad) == {}
     assert judged(committed, "E", None) == ()
+
+
+@pytest.mark.parametrize("stages", [1, 32, 256])
+def test_records_have_room_for_what_they_say_of_a_trainer(stages: int) -> None:
+    tally = Tally(microbatches=2 * MOST, words=2 * MOST, total=-19_200, squares=1_920_000)
+    trial = Trial(tallies={f"stage-{stage}": tally for stage in range(stages)}, times=7, until=1 << 24)
+    taken = len(pack({"x" * 64: trial.model_dump()}))
+    assert taken + 600 < record_bytes(0, stages, 1) - record_bytes(0, stages, 0)
