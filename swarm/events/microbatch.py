@@ -64,7 +64,7 @@ AuditOutcome = Literal["passed", "failed", "disputed", "withheld", "unjudged"]
 class HopAudited(Event):
     """A trainer had a hop computed again by others of its stage, ``by`` those that answered, before the microbatch
     counts. ``failed``: most of them found that ``peer`` sent something else. ``disputed``: some did, or the loss is
-    another, and nobody knows who is right; ``withheld``: it does not give what it computed from. In these three the
+    another, and nobody knows who is right; ``withheld``: what it got, or sent, cannot be had. In these three the
     microbatch is begun anew without it. ``unjudged``: nobody could say anything, and it counts."""
 
     step: int

@@ -139,8 +139,8 @@ Verdict = Literal["right", "wrong", "withheld", "unjudged"]
 
 
 class Audited(Message):
-    """What came of it. ``withheld``: what it was computed from cannot be had of who did, nor of its neighbours;
-    ``unjudged``: for another ``reason`` nothing can be said. What is right or wrong is signed
+    """What came of it. ``withheld``: what it was computed from cannot be had of who did, nor of its neighbours, or what
+    it sent not of these; ``unjudged``: for another ``reason`` nothing can be said. What is right or wrong is signed
     (:func:`~swarm.security.signing.audit_bytes`), but for a ``loss_sum``, for which no receipt is."""
 
     verdict: Verdict

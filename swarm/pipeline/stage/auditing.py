@@ -50,7 +50,7 @@ FARTHEST = 2.0
 
 
 class Withheld(Refused):
-    """What a hop was computed from cannot be had."""
+    """What a hop was computed from, or what it sent, cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,13 @@ class Auditing:
         raise Withheld(f"{claim.accused} does not give what it got, nor does who it got it from: {told}"[:400])
 
     async def _claimed(self, claim: _Claim, hashed: bytes, direction: Direction, hop: int) -> Payload:
-        """What the replica sent, of who got it. Raises PeerError."""
-        return await self._fetched(claim, hashed, "input" if direction == "forward" else "received", hop)
+        """What the replica sent, of who got it. Raises Withheld: a lie that a neighbour covers is not to count."""
+        try:
+            return await self._fetched(claim, hashed, "input" if direction == "forward" else "received", hop)
+        except PeerError as error:
+            raise Withheld(
+                f"{claim.accused} sent something else than is found here, but who got it: {error}"
+            ) from error
 
     async def _fetched(self, claim: _Claim, hashed: bytes, what: TrainerWhat, hop: int) -> Payload:
         stage, errand = self._settings.stage, claim.errand

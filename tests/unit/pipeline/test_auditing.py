@@ -316,6 +316,17 @@ async def test_newcomers_are_audited_more_often(joined: int | None, drawn: bool)
     assert audits_of(crew, 0.05, joined).draws(A) is drawn
 
 
+async def test_lie_that_a_neighbour_covers_is_not_proven_and_does_not_count() -> None:
+    crew = await audited()
+    crew.replicas[A].part.scale *= 1.5
+    asked_for = give_nothing(crew, B)
+    leader = await played(crew)
+    assert asked_for
+    assert told(crew)["withheld"] == {A}
+    assert leader.accused == []
+    assert {one.route[0] for one in leader.finished} <= {A1, A2}
+
+
 # --- what an auditor takes --------------------------------------------------------------------------------------------
 
 
