@@ -111,10 +111,11 @@ def equivocator(
 
 
 def drawn(plan: RoundPlan, me: PeerId, *, everything: bool) -> list[ReduceChunk]:
-    """Draw from the chunks that others reduce; nobody else can know which."""
-    chance = random.SystemRandom().random
-    others = (chunk for chunk in plan.chunks if plan.reducer(chunk) != me)
-    return [chunk for chunk in others if everything or chance() < plan.checked]
+    """Draw from the chunks that others reduce, one at least; nobody else can know which."""
+    draw = random.SystemRandom()
+    others = [chunk for chunk in plan.chunks if plan.reducer(chunk) != me]
+    found = [chunk for chunk in others if everything or draw.random() < plan.checked]
+    return found or (draw.sample(others, 1) if others else [])
 
 
 def is_mean(plan: RoundPlan, chunk: ReduceChunk, sums: Mapping[PeerId, Floats], seal: bytes) -> bool:
