@@ -172,6 +172,7 @@ _WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
     "StepHeldUp": lambda name, fields: f"step {fields['step']} waited {fields['seconds']:.1f} s for {fields['peer']}",
     "LeftOutAsSlow": lambda name, fields: f"the run goes on without {fields['peer']}: {fields['reason']}",
     "ProvenWrong": lambda name, fields: f"{fields['peer']} is proven wrong by {' and '.join(fields['by'])}",
+    "RecordRefused": lambda name, fields: f"{name} refuses a record of {fields['peer']}: {fields['reason']}",
     "QuotaTaken": lambda name, fields: (
         f"nothing more is taken of {fields['peer']}: {fields['microbatches']} microbatches pull against the others'"
     ),

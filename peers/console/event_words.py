@@ -78,6 +78,7 @@ from swarm.events import (
     QuorumLost,
     QuotaTaken,
     Reachability,
+    RecordRefused,
     RelayServing,
     Resumed,
     RosterChanged,
@@ -242,6 +243,8 @@ def _describe_others(event: Event) -> tuple[str, str] | None:
             return "direct", f"{event.target} is called directly from here on, no more through a relay"
         case DigestMismatch():
             return "mismatch", f"replicas of {event.part} differ after step {event.step}"
+        case RecordRefused():
+            return "refused", harmless(f"a record of step {event.step} that {event.peer} proposed: {event.reason}")
         case _:
             return _describe_repair(event)
 

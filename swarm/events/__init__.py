@@ -85,6 +85,7 @@ from swarm.events.run import ProvenWrong as ProvenWrong
 from swarm.events.run import QuorumBack as QuorumBack
 from swarm.events.run import QuorumLost as QuorumLost
 from swarm.events.run import QuotaTaken as QuotaTaken
+from swarm.events.run import RecordRefused as RecordRefused
 from swarm.events.run import RunStarted as RunStarted
 from swarm.events.run import StepClosed as StepClosed
 from swarm.events.run import StepGivenUp as StepGivenUp

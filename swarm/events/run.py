@@ -229,6 +229,16 @@ class ProvenWrong(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRefused(Event):
+    """A member proposed a close record that no member can accept. Written once a step and member by each that it asks
+    to."""
+
+    step: int
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaTaken(Event):
     """A trainer's microbatches pulled against all others', by the words of replicas of several steps: by ``mean`` from
     −1 to 1 over so many ``microbatches``. The run takes nothing of it until step ``until``; it stays a member. Each

@@ -221,6 +221,7 @@ def _member(
             knows=Checkpoints(run).knows,
             leaving=lambda: run.exit.asked,
             copied=lambda step: [part for part in copies.parts if copies.held(part, step) is not None],
+            events=around.events,
         )
     )
 

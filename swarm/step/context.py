@@ -11,7 +11,7 @@ from swarm.clock import Clock
 from swarm.consensus.history import History
 from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord, Confirmation, Decision
-from swarm.events import EventSink
+from swarm.events import EventSink, NullSink
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Order
 from swarm.step.calls import Liveness, StepCalls
@@ -67,7 +67,7 @@ class MemberContext:
     that watches nobody. ``catch_up`` prepares the result of a decided record
     whose rounds were made without this peer (:mod:`swarm.membership.catching_up`). ``knows`` says whether a checkpoint
     on this disk has that record, ``leaving`` whether this peer was asked to leave; ``copied`` are the parts of which it
-    keeps a copy just as it was after a step.
+    keeps a copy just as it was after a step. ``events`` hear of records that no member can accept.
     """
 
     me: PeerId
@@ -87,6 +87,7 @@ class MemberContext:
     knows: Callable[[int, str], Awaitable[bool]] = _knows_none
     leaving: Callable[[], bool] = lambda: False
     copied: Callable[[int], Collection[PartName]] = lambda step: ()
+    events: EventSink = NullSink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

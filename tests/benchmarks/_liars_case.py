@@ -38,6 +38,7 @@ from swarm.events import (
     PeerLost,
     ProvenWrong,
     QuotaTaken,
+    RecordRefused,
     RoundVoid,
     StepClosed,
     StepHeldUp,
@@ -82,7 +83,7 @@ def _said(text: str) -> Iterator[str]:
 
 
 NAMES: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
-    **dict.fromkeys((GradientsFarOut, HopDiffers, LeftOutAsSlow, PeerLost, ProvenWrong), _peer),
+    **dict.fromkeys((GradientsFarOut, HopDiffers, LeftOutAsSlow, PeerLost, ProvenWrong, RecordRefused), _peer),
     **dict.fromkeys((QuotaTaken, StepHeldUp, SumLeftOut), _peer),
     HopAudited: lambda event: [event.peer] if event.outcome == "failed" else [],
     LossesFarOut: lambda event: [event.peer] if event.peer else [],

@@ -13,7 +13,7 @@ from peers.chaos.liars.made_up import Inventor
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import Roster
-from swarm.events import PeerLost, StepClosed, TermBegan
+from swarm.events import PeerLost, RecordRefused, StepClosed, TermBegan
 from swarm.ids import PeerId
 from swarm.sim.loop import run_world
 from tests.harness.bad_leaders import (
@@ -138,3 +138,6 @@ def test_records_that_one_voter_makes_up_are_accepted_by_nobody_in_any_term(tmp_
     assert [record.step for record in chain] == list(range(21))
     assert not {record.hash() for record in chain} & inventor.made
     assert not any(record.absent or record.void for record in chain)
+    refused = swarm.events(RecordRefused)
+    assert {event.peer for event in refused} == {inventor.me}
+    assert len(refused) > 5

@@ -39,7 +39,7 @@ class Inventor:
     """Before it there are too few records that could be gone back to."""
 
     def __init__(self, run: RunContext) -> None:
-        self._me, self._contact = run.around.endpoint.peer, run.founder
+        self.me, self._contact = run.around.endpoint.peer, run.founder
         self._at, self._calls = run.position, run.calls
         self._proof: Proof | None = None
         self._sign = run.around.identity.sign
@@ -60,7 +60,7 @@ class Inventor:
         and as one of an earlier one."""
         at = self._at
         roster, step = at.roster, at.open_step
-        term = own_term(roster, step, self._me, max(at.term, 1))
+        term = own_term(roster, step, self.me, max(at.term, 1))
         told = {peer: await self._ask(peer, PREPARE, Prepare(step=step, term=term)) for peer in roster.peers}
         before, earlier = [
             await self._ask(self._contact, NEXT, NextRequest(part=None, step=step - back)) for back in (3, 2)
@@ -73,7 +73,7 @@ class Inventor:
                 proposal = self._with_promises(make(claimed).model_copy(update={"term": term}), promises)
                 self.made.add(proposal.record.hash())
                 said = await asyncio.gather(
-                    *(self._ask(peer, PROPOSE, proposal) for peer in roster.peers if peer != self._me)
+                    *(self._ask(peer, PROPOSE, proposal) for peer in roster.peers if peer != self.me)
                 )
                 when = "this term" if claimed == term else "an earlier term"
                 self.verdicts[kind, when].update(type(one).__name__ for one in said)
@@ -108,7 +108,7 @@ class Inventor:
             }
         )
         signing, attempt = ResultSigning(at.rules.run, step, at.history.head_hash), term * ATTEMPTS_PER_TERM + 1
-        part = str(roster[self._me].part)
+        part = str(roster[self.me].part)
         ours = self._sign(signing.data(part, attempt, "weights", record_inputs(roster, record), record.digests[part]))
         told = RecordEvidence(
             rows=dict.fromkeys(workers, ours),
@@ -120,8 +120,8 @@ class Inventor:
     def _gives_up(self, term: int) -> Propose:
         """Return one that calls all who hold another stage lost, which we take over."""
         at, (part, absent) = self._at, self._stage_of_others()
-        signed = reassign_bytes(at.rules.run, at.open_step, at.history.head_hash, self._me, part)
-        move = Reassign(step=at.open_step, peer=self._me, part=part, signature=self._sign(signed))
+        signed = reassign_bytes(at.rules.run, at.open_step, at.history.head_hash, self.me, part)
+        move = Reassign(step=at.open_step, peer=self.me, part=part, signature=self._sign(signed))
         changes = Changes(absent=absent, reassigns=(move,))
         now = OpenStepFacts(at.open_step, at.roster, at.history.head_hash)
         roster = ChangeRules(at.rules.roster, verify).give_up(now, changes)
@@ -143,18 +143,18 @@ class Inventor:
         accepted = (max(0, proposal.term - 1), proposal.record.hash())
         signed = promise_bytes((at.rules.run, step, at.history.head_hash), proposal.term, accepted, 0)
         lie = SignedPromise(accepted=accepted, free=0, signature=self._sign(signed))
-        others = [peer for peer in electors if peer in promises and peer != self._me][: majority(len(electors)) - 1]
-        return proposal.model_copy(update={"promises": {self._me: lie, **{peer: promises[peer] for peer in others}}})
+        others = [peer for peer in electors if peer in promises and peer != self.me][: majority(len(electors)) - 1]
+        return proposal.model_copy(update={"promises": {self.me: lie, **{peer: promises[peer] for peer in others}}})
 
     def _others(self, count: int) -> tuple[str, ...]:
         """Return members that are there, of whom each part keeps one."""
-        roster, spared = self._at.roster, {self._me}
-        spared |= {next(iter({self._me} & set(group)), group[0]) for group in map(roster.replicas, roster.parts)}
+        roster, spared = self._at.roster, {self.me}
+        spared |= {next(iter({self.me} & set(group)), group[0]) for group in map(roster.replicas, roster.parts)}
         return tuple([peer for peer in roster.peers if peer not in spared and roster[peer].part][:count])
 
     def _stage_of_others(self) -> tuple[PartName, tuple[str, ...]]:
         roster = self._at.roster
-        part = next(one for one in roster.parts if one != ENDS and one != roster[self._me].part)
+        part = next(one for one in roster.parts if one != ENDS and one != roster[self.me].part)
         return PartName(part), roster.replicas(PartName(part))
 
     async def _ask(self, peer: PeerId, rpc: Any, body: Any) -> Any:

@@ -55,6 +55,7 @@ class LeaderConduct:
     _led: dict[PeerId, tuple[float, int]] = field(default_factory=dict)
     _tried: dict[PeerId, int] = field(default_factory=dict)
     _left_out: dict[PeerId, set[PeerId]] = field(default_factory=dict)
+    _inventors: set[PeerId] = field(default_factory=set)
 
     def asked(self, term: int, now: float) -> None:
         """Count a question of this term's leader that moves the closing on: not one that asks the same again."""
@@ -100,6 +101,12 @@ class LeaderConduct:
             if p not in known
             and (self._tried.get(PeerId(p), -1) < term or len(self._left_out.get(PeerId(p), ())) < enough)
         ]
+
+    def made_up(self, leader: PeerId) -> bool:
+        """Note that a leader proposed what cannot be. Return whether that is new."""
+        new = leader not in self._inventors
+        self._inventors.add(leader)
+        return new
 
     def veto(self, term: int, record: CloseRecord, why: str) -> None:
         """Remember what we do not accept of this term's leader."""

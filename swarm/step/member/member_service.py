@@ -17,7 +17,8 @@ from swarm.consensus.acceptor import Vote, promise_bytes
 from swarm.consensus.faults import barred_words
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
 from swarm.consensus.roster import owner
-from swarm.errors import Busy, Ending, OutOfSync, Refused, RunEnded, WrongStep
+from swarm.errors import Busy, Ending, OutOfSync, Refused, RunEnded, Violation, WrongStep
+from swarm.events import RecordRefused
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import AnyMethod
 from swarm.optim.clipping import factor
@@ -234,7 +235,11 @@ class MemberService:
                 self._accepts.check_founding(record, body.credentials)
                 await context.holder.install(record, caller)
             else:
-                await self._check(state, body, there)
+                try:
+                    await self._check(state, body, there)
+                except (Refused, Violation):
+                    self._tell_refused(caller, state, vote)
+                    raise
             if before is None or before.accepted != vote.accepted:
                 state.conduct.asked(body.term, self._now())
             await state.accept(vote, context.me)
@@ -262,6 +267,15 @@ class MemberService:
             state.conduct.veto(body.term, record, why)
             await at.news.tell()  # our loop may lead
             raise Busy(why)
+
+    def _tell_refused(self, leader: PeerId, state: OpenStep, vote: Vote) -> None:
+        """Tell who proposed what no member can accept: not what goes against our own result, or what is known here."""
+        try:
+            self._accepts.check_possible(self._at.roster, vote)
+        except (Refused, Violation) as error:
+            if state.conduct.made_up(leader):
+                refused = RecordRefused(step=vote.record.decides, peer=leader, reason=error.reason)
+                self._context.events.emit(refused)
 
     async def _check_back(self, accepts: AcceptanceRules, body: Propose, *, waived: bool) -> None:
         """Raises Refused or Violation unless the run may go back, as is known here; where that may have been decided
