@@ -30,7 +30,7 @@ MAX_EVALUATED = 2
 class StageSettings:
     """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
     payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead,
-    ``max_fed`` bounds the microbatches of one trainer in a step.
+    ``max_fed`` bounds the microbatches of one trainer in a step, and the hops that are computed again for it.
     ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes,
     ``deferred_bytes`` that for gradients of weights that are computed when there is nothing else to do: 0 computes them
     with the input's. ``seed`` is the run's; ``ahead`` says that the step after the open one may be fed early,

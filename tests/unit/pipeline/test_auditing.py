@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -20,6 +21,7 @@ from swarm.pipeline.activity import AuditCounts
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.messages import AUDIT, RECALL, Audit, Audited, Recall
 from swarm.pipeline.seals import told_digest
+from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, compared, far_rows
 from swarm.pipeline.trainer.audits import (
     AT_LEAST_S,
@@ -163,7 +165,8 @@ async def test_auditor_that_calls_what_is_right_wrong_stands_alone(stage: list[P
 
 async def test_what_nobody_can_judge_counts_and_is_told() -> None:
     crew = await audited([[A], [B, B1]])
-    crew.replicas[B].server._auditing._open = crew.replicas[B1].server._auditing._open = MAX_AUDITS
+    for peer in (B, B1):
+        crew.replicas[peer].server._auditing._open[TRAINER] = MAX_AUDITS
     leader = await crew.feed(2)
     assert len(leader.finished) == 2
     assert {event.outcome for event in crew.side.events.of(HopAudited)} == {"unjudged"}
@@ -302,7 +305,7 @@ async def test_journey_is_not_told_of_before_its_hops_are_judged_and_can_be_give
         await asyncio.gather(feeding, return_exceptions=True)
         assert crew.side.trainer._under_way() == []
         waits.set()
-        await eventually(lambda: all(crew.replicas[peer].server._auditing._open == 0 for peer in (A, A1, A2)))
+        await eventually(lambda: all(crew.replicas[peer].server._auditing._open.total() == 0 for peer in (A, A1, A2)))
         assert leader.finished == []
 
 
@@ -371,10 +374,31 @@ async def test_what_an_auditor_does_not_take(
         with pytest.raises(error, match=said):
             await asked(crew, peer, caller, **changes)
         auditing = crew.replicas[A1].server._auditing
-        auditing._open = MAX_AUDITS
+        auditing._open[TRAINER] = MAX_AUDITS
         assert (await asked(crew, A1)).verdict == "right", "it is known already"
         auditing._said.clear()
         with pytest.raises(Busy):
+            await asked(crew, A1)
+
+
+async def test_one_of_several_trainers_leaves_others_half_of_a_judge_and_has_no_more_judged_than_it_feeds() -> None:
+    crew, another = await Crew.of(THREE, limits={"max_fed": 2}), PeerId("tr-2")
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    judge = crew.replicas[A1].server
+    auditing = judge._auditing
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        auditing._open[TRAINER] = MAX_AUDITS // 2
+        assert (await asked(crew, A1)).verdict == "right", "nobody else asks"
+        auditing._said.clear()
+        now = judge._rules.participants
+        judge._rules.participants = Participants(now.trainers | {another}, now.stages)
+        with pytest.raises(Busy, match="2 of them of tr"):
+            await asked(crew, A1)
+        auditing._open = Counter({another: MAX_AUDITS // 2})
+        assert (await asked(crew, A1)).verdict == "right"
+        auditing._said.clear()
+        with pytest.raises(Refused, match="2 hops of tr"):
             await asked(crew, A1)
 
 
