@@ -334,7 +334,7 @@ class StepClose:
         out = newly_barred(record.barred, record.step)
         for fault in record.faults:  # not those of our book, where it is another's of a branch
             accused, against = PeerId(fault.accused), fault.said(wrong=True)
-            for peer in (accused,) if len(against) > len(fault.said(wrong=False)) else against:
+            for peer in fault.outvoted:
                 self._context.events.emit(
                     ProvenWrong(
                         step=record.step,
@@ -342,7 +342,7 @@ class StepClose:
                         accused=accused,
                         microbatch=fault.microbatch,
                         stage=fault.hop,
-                        by=fault.said(wrong=peer == accused),
+                        by=fault.said(wrong=peer not in against),
                         until=record.barred[peer].until if peer in out else 0,
                     )
                 )
