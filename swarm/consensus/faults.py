@@ -192,7 +192,10 @@ def newly_barred(barred: Mapping[str, Barred], step: int) -> set[PeerId]:
     return {PeerId(peer) for peer, one in barred.items() if one.until > step + 1}
 
 
-def barred_words(until: int) -> str:
-    """Return what a peer that is barred is told."""
+def barred_words(until: int, last: int = 0) -> str:
+    """Return what a peer that is barred is told; ``last`` is the run's last step, where it is barred until then: with
+    that one it is too late to join."""
     wrong = f"what it computed, or said of others' work, was proven wrong: it is barred until step {until}"
+    if last:
+        return f"{wrong}, and with the run's last step, {last}, no peer can join; {Advice.PROVEN_WRONG}"
     return f"{wrong}; {Advice.PROVEN_WRONG}, and join again then"
