@@ -429,6 +429,42 @@ async def test_what_differs_in_the_last_bits_is_right_and_what_differs_more_is_n
         )
 
 
+class Less(CheapPart):
+    """Takes nearly as much away as comes, or less."""
+
+    def __init__(self, output: float, gradient: float) -> None:
+        super().__init__()
+        self.less = output, gradient
+
+    def forward(self, x: torch.Tensor, *, seed: int, work: StepWork, graph: bool = True) -> tuple[torch.Tensor, Any]:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+        return x - self.less[0], super().forward(x, seed=seed, work=work, graph=graph)[1]
+
+    def backward_input(self, graph: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Any]:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+        gradient, rest = super().backward_input(graph, grad_output)
+        return None if gradient is None else gradient - 1 - self.less[1], rest
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["output", "gradient"])
+@pytest.mark.parametrize(("of", "away", "verdict"), [(1 - 1e-6, 2.4e-7, "unjudged"), (0.5, 1e-3, "wrong")])
+async def test_where_the_last_bits_decide_nobody_is_called_wrong(at: int, of: float, away: float, verdict: str) -> None:
+    crew = await Crew.of(THREE)
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    for peer, more in ((A, 0.0), (A1, away)):
+        less = [0.25, 0.25]  # of 1, what comes, and of 2
+        less[at] = (1 + at) * (of + more)
+        part = Less(*less)
+        crew.replicas[peer].part.forward = part.forward  # type: ignore[method-assign]
+        crew.replicas[peer].part.backward_input = part.backward_input  # type: ignore[method-assign]
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        said = await asked(crew, A1)
+    assert said.verdict == verdict
+    assert said.reason.startswith(("the output: ", "the gradient of the input: ")[at])
+    assert ("hangs on the last bits" in said.reason) is (verdict == "unjudged")
+
+
 @pytest.mark.parametrize("what", ["input", "received"])
 async def test_what_came_is_given_to_who_sent_it_and_to_who_holds_the_same_stage(what: Any) -> None:
     crew = await Crew.of([[A, A1, A2], [B, B1]])
