@@ -191,7 +191,7 @@ class VerifyConfig(Section):
 
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a journey's hops that other replicas of the stage compute again before the microbatch counts, of
-    newcomers' a quarter at least; what is fed early is not audited; 0: none."""
+    newcomers' a quarter at least; 0: none."""
 
 
 class Manifest(Section):
@@ -415,6 +415,7 @@ def check_verify(manifest: Manifest) -> None:
         ("averaging.mode", averaging.mode, "local", "replicas that train apart have parameters of their own"),
         ("averaging.strategy", averaging.strategy, "server", "one host adds up all sums, and nobody checks these"),
         ("split.routes", split.routes, "organisation", "who computes a hop again sees what goes through it"),
+        ("speed.mode", manifest.speed.mode, "overlap", "nobody computes early work again, and all know which it is"),
     ):
         if value == refused:
             allowed = f'not "{refused}" with {key} = {audit:g}'

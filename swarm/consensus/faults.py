@@ -31,7 +31,7 @@ MAX_FAULTS, FAULT_BYTES = 8, 1500
 FIRST_BAR, MOST_DOUBLINGS = 256, 20
 """For so many steps a member that is proven wrong is barred, and how often that is doubled."""
 CONTRADICTIONS = 2
-"""In so many steps a replica must call wrong what most find right, to be barred for it."""
+"""In so many steps a replica must contradict what most find of a hop, to be barred for it."""
 
 
 class _InFiles(Message):
@@ -76,6 +76,12 @@ class HopFault(_InFiles):
         """Return who found the hop wrong, or right."""
         return tuple(PeerId(one.auditor) for one in self.statements if one.wrong is wrong)
 
+    @property
+    def outvoted(self) -> tuple[PeerId, ...]:
+        """Return those whose word more contradict than not, where it decides anything; the accused's is its receipt."""
+        for_it, against = self.said(wrong=False), self.said(wrong=True)
+        return (PeerId(self.accused), *for_it) if len(against) > len(for_it) else against
+
 
 def auditors(roster: Roster, key: JourneyKey, hop: int, accused: str) -> tuple[PeerId, ...]:
     """Return who judges a hop, in an order that neither who did it nor who asks can choose: the other replicas of its
@@ -93,8 +99,9 @@ def check_fault(
     fault: HopFault,
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> tuple[PeerId, ...]:
-    """Return whom a fault of the open step proves wrong: the accused, where more than half of those that judge the hop
-    found it wrong, or who called wrong what more than half of them found right. Two of them at least must agree.
+    """Return whom a fault of the open step proves wrong: the accused and who called it right, where more than half of
+    those that judge the hop found it wrong, or who called wrong what more than half of them found right. Two of them at
+    least must agree. (Honest ones do not contradict each other: between right and wrong is what none of them judges.)
 
     Args:
         run: The run's id.
@@ -124,11 +131,10 @@ def check_fault(
         signed = audit_bytes(run, key, fault.hop, accused, fault.told, one.wrong)
         if not verify(PeerId(one.auditor), signed, one.signature):
             raise Violation(f"what {one.auditor} is said to have found is forged")
-    for_it, against = fault.said(wrong=False), fault.said(wrong=True)
-    if len(against) >= 2 and 2 * len(against) > len(judges):
-        return (accused,)
-    if against and len(for_it) >= 2 and 2 * len(for_it) > len(judges):
-        return against
+    against = fault.said(wrong=True)
+    most = max(len(against), len(said) - len(against))
+    if against and most >= 2 and 2 * most > len(judges):
+        return fault.outvoted
     raise Refused(f"{len(said)} of {len(judges)} replicas said what they found: that decides nothing")
 
 
@@ -186,7 +192,10 @@ def newly_barred(barred: Mapping[str, Barred], step: int) -> set[PeerId]:
     return {PeerId(peer) for peer, one in barred.items() if one.until > step + 1}
 
 
-def barred_words(until: int) -> str:
-    """Return what a peer that is barred is told."""
+def barred_words(until: int, last: int = 0) -> str:
+    """Return what a peer that is barred is told; ``last`` is the run's last step, where it is barred until then: with
+    that one it is too late to join."""
     wrong = f"what it computed, or said of others' work, was proven wrong: it is barred until step {until}"
+    if last:
+        return f"{wrong}, and with the run's last step, {last}, no peer can join; {Advice.PROVEN_WRONG}"
     return f"{wrong}; {Advice.PROVEN_WRONG}, and join again then"

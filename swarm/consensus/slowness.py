@@ -40,7 +40,7 @@ class Suspension(Message):
 
 class Barred(Suspension):
     """What records say of a peer that was proven wrong (:mod:`swarm.consensus.faults`). ``contradicted`` is in how many
-    steps it called wrong what most found right, since it was barred last."""
+    steps it called a hop wrong, or right, that most found otherwise, since it was barred last."""
 
     contradicted: Annotated[Count, Field(exclude_if=operator.not_)] = 0
 

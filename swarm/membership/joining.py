@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from swarm.consensus.changes import Admission, admission_bytes
 from swarm.consensus.copies import copy_holders
+from swarm.consensus.faults import barred_words
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import ROUTES, TRAINERS
 from swarm.consensus.roster import Member as Listed
+from swarm.consensus.slowness import rests_until
 from swarm.errors import (
     Advice,
     Busy,
@@ -193,12 +195,17 @@ class Joining:
                 raise RunEnded(ended_in_order(record.step), self._run.exit.ending)
 
     def _check_place(self, head: CloseRecord) -> None:
-        """Raises RunEnded when it is too late to be let in: in order, when there is nothing more to take part in."""
-        last = self._around.manifest.run.steps
+        """Raises RunEnded when it is too late to be let in, or will be when we are not barred any more: in order, when
+        there is nothing more to take part in."""
+        me, last = self._around.endpoint.peer, self._around.manifest.run.steps
         self._check_ended(head)
         if head.step >= last and not self._at.names(head):
             raise RunEnded(f"the run is over: its last step, {last}, is closed", Ending.DONE)
-        if self._around.endpoint.peer not in head.members and head.step + 1 >= last:
+        if me in head.members:
+            return
+        if (barred := rests_until(head.barred, me)) > head.step + 1 and barred >= last:
+            raise RunEnded(f"this peer takes no part: {barred_words(barred, last)}", Ending.FAILED)
+        if head.step + 1 >= last:
             raise RunEnded(f"only the last step, {last}, of the run is left: no peer can join with it", Ending.FAILED)
 
     def _placed(self, head: CloseRecord) -> bool:

@@ -142,7 +142,8 @@ def open_bounds(manifest: Manifest, bounds: Bounds, part: TrainedPart, record: C
 
 
 def _participants(roster: Roster) -> Participants:
-    return Participants.of(roster.trainers, roster.stages(), roster.borders)
+    unfed = set(roster.trainers).difference(roster.fed(roster.trainers))
+    return Participants.of(roster.trainers, roster.stages(), roster.borders, unfed)
 
 
 class StageRole:

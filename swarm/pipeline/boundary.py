@@ -96,7 +96,7 @@ class StepCodecs:
 class BoundarySpecs:
     """What crosses a stage boundary in this run, and how it is encoded: gradients by ``back``, where there is one, as
     everything else by ``codec``; or as ``steps`` says, where each step has codecs of its own. ``counted``: stages are
-    told how many targets count."""
+    told how many targets count. ``shaken``: what comes is changed in the last place, to see how much hangs on it."""
 
     activation: TensorSpec
     tokens: TensorSpec
@@ -106,6 +106,7 @@ class BoundarySpecs:
     counted: bool = False
     back: Codec | None = None
     steps: StepCodecs | None = None
+    shaken: bool = False
 
     @property
     def gradient_bytes(self) -> int:
@@ -174,6 +175,8 @@ class BoundarySpecs:
         its bytes of the device's memory for a moment.
         """
         codec = self._codec(direction) if self.steps is None else self.steps.arriving(step, direction)
+        if self.shaken:
+            return _shaken(codec.decode(payload, self.activation, check_finite=True)).to(device)
         if device.type != "cuda":
             return codec.decode(payload, self.activation, check_finite=True).to(device)
         check_length(codec, memoryview(payload).nbytes, self.activation)
@@ -224,6 +227,14 @@ class BoundarySpecs:
         wire.copy_(found, non_blocking=True)
         torch.cuda.current_stream(tensor.device).synchronize()
         return wire.numpy().data
+
+
+def _shaken(values: Tensor) -> Tensor:
+    """Return each number one unit in the last place, or two, above or below: which, nobody can know before."""
+    generator = torch.Generator()
+    generator.seed()
+    signs = torch.randint(0, 2, values.shape, generator=generator).mul_(2).sub_(1)
+    return (values.double() * (1 + 0.75 * torch.finfo(values.dtype).eps * signs)).to(values.dtype)
 
 
 def going_forward(work: StepWork) -> EncodeContext:

@@ -10,6 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -259,9 +260,14 @@ class StageCompute:
         if material.work not in self.part.accumulated(material.work.step):
             _change(self.part, material.work, gradients, self.bounds, checked=True)
 
-    def again(self, material: Material) -> tuple[Payload | None, Contributed]:
+    def again(self, material: Material, *, shaken: bool = False) -> tuple[Payload | None, Contributed]:
         """The output again, None of a last stage that computes the loss, and what goes back; nothing is added, and no
-        gradient of a weight computed. Raises Violation for what is not finite."""
+        gradient of a weight computed. ``shaken``: of other numbers in the last place. Raises Violation for what is not
+        finite."""
+        if shaken:
+            other = copy(self)
+            other._specs = replace(self._specs, shaken=True)
+            return other.again(material)
         output, graph, work = None, None, material.work
         if material.targets is None:
             output, graph = complete(self.forward(material.input, material.seed, work, first=material.first))

@@ -11,6 +11,7 @@ from typing import Literal
 from swarm.consensus.ledger import weights
 from swarm.consensus.records import CloseRecord, Contribution, GradientLengths, MeasuredLink
 from swarm.consensus.roster import Roster
+from swarm.consensus.trials import Trial
 from swarm.errors import OutOfSync
 from swarm.ids import PartName, PeerId, stage_of
 from swarm.optim.clipping import usual_lengths
@@ -193,8 +194,14 @@ def gone_back(
 ) -> CloseRecord:
     """The record with which the run goes back from ``head`` to the state after an earlier one, ``to``. Pure: every
     member computes the same. Weights and cursors are those of then; who takes part, and what is known of links, are of
-    now. What replicas were owed for a close that they had missed is of steps that do not count."""
+    now. What replicas were owed for a close that they had missed is of steps that do not count; whom the run takes
+    nothing from since then rests on, by no words of such steps."""
     opens = to.step + 1  # all take part from there on, whatever they joined
+    rest = {
+        peer: Trial(times=one.times, until=one.until)
+        for peer, one in head.trials.items()
+        if one.times > to.trials.get(peer, Trial()).times
+    }
     members = tuple(one.model_copy(update={"since": min(one.since, opens)}) for one in roster.members)
     return CloseRecord(
         run=head.run,
@@ -216,7 +223,7 @@ def gone_back(
         links={peer: link for peer, link in head.links.items() if peer in roster},
         paces={peer: pace for peer, pace in head.paces.items() if peer in roster},
         usual=to.usual,
-        trials=to.trials,
+        trials={**to.trials, **rest},
         codecs=head.codecs,
         spread_ms=head.spread_ms,
         barred=head.barred,

@@ -123,6 +123,19 @@ def test_replica_that_is_proven_wrong_is_out_of_the_very_step_and_may_join_again
     assert line.endswith(f"all signatures verified; {name} barred until step {until}")
 
 
+def test_judge_that_calls_right_what_most_find_wrong_is_told_of(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=8, may_fail=True, run={"steps": STEP + 1, "reproducible": True})
+    with accuses(swarm, lambda number: number > 0) as accused:
+        run_world(swarm.run())
+    liar, other = swarm.events(ProvenWrong)
+    assert [liar.peer] == accused == [liar.accused] == [other.accused]
+    assert liar.by == other.by
+    assert other.peer not in {liar.peer, *liar.by}
+    assert (len(other.by), liar.until, other.until) == (2, STEP + 1 + BAR, 0)
+    (record,) = [record for record in swarm.history() if record.get("faults")]
+    assert record["absent"] == accused, "it is barred the second time"
+
+
 @pytest.mark.parametrize("words", [lambda number: number == 0, lambda number: number > 0])
 def test_word_against_word_decides_nothing_and_the_trainer_goes_on(words: Words, tmp_path: Path) -> None:
     swarm = swarm_of(tmp_path, run={"steps": STEP + 1, "reproducible": True})

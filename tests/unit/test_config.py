@@ -52,6 +52,7 @@ def test_manifest_with_a_guard_is_another_run_and_refuses_what_it_cannot_guard(
         (0.05, {"averaging": {"strategy": "server"}}, "averaging.strategy"),
         (0.05, {"split": {"routes": "organisation"}, "admission": {"mode": "organisation", "organisation": "ours"}},
          "split.routes"),
+        (0.05, {"speed": {"mode": "overlap"}}, "speed.mode"),
     ],
 )  # fmt: skip
 def test_audits_are_refused_where_nobody_could_judge_and_change_no_run_without_them(

@@ -30,7 +30,7 @@ MAX_EVALUATED = 2
 class StageSettings:
     """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
     payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead,
-    ``max_fed`` bounds the microbatches of one trainer in a step.
+    ``max_fed`` bounds the microbatches of one trainer in a step, and the hops that are computed again for it.
     ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes,
     ``deferred_bytes`` that for gradients of weights that are computed when there is nothing else to do: 0 computes them
     with the input's. ``seed`` is the run's; ``ahead`` says that the step after the open one may be fed early,
@@ -93,18 +93,27 @@ class StageContext:
 @dataclass(frozen=True, slots=True)
 class Participants:
     """Who takes part in a step: whose microbatches are taken, who may stand where on a route, and which of them on one
-    route."""
+    route; of the ``unfed`` trainers none counts."""
 
     trainers: frozenset[PeerId]
     stages: tuple[frozenset[PeerId], ...]
     borders: Borders = OPEN
+    unfed: frozenset[PeerId] = frozenset()
 
     @classmethod
     def of(
-        cls, trainers: Iterable[PeerId], stages: Iterable[Iterable[PeerId]], borders: Borders = OPEN
+        cls,
+        trainers: Iterable[PeerId],
+        stages: Iterable[Iterable[PeerId]],
+        borders: Borders = OPEN,
+        unfed: Iterable[PeerId] = (),
     ) -> Participants:
         """Return those of a roster's slices."""
-        return cls(frozenset(trainers), tuple(map(frozenset, stages)), borders)
+        return cls(frozenset(trainers), tuple(map(frozenset, stages)), borders, frozenset(unfed))
+
+    def shared(self, peer: PeerId, trainer: PeerId) -> bool:
+        """Return whether a replica may get microbatches that count of others than this trainer."""
+        return any(self.borders.near(peer, other) for other in self.trainers - self.unfed - {trainer})
 
 
 class AdmissionRules:
@@ -173,16 +182,17 @@ class AdmissionRules:
 
     def _room(self, work: StepWork, known: MicrobatchState | None) -> float:
         """Until when there is a place for it. Raises Busy when it has none and all are taken by what may still go on.
-        One of several trainers has half of them at most. What comes ahead of its step takes no place from the open
-        one's."""
+        A trainer beside which others may feed has half of them at most. What comes ahead of its step takes no place
+        from the open one's."""
         now, most = self._context.clock.monotonic(), self._settings.max_under_way
         if known is None:
             self._check_fed(work)
         if known is None or not known.under_way(now):
             most = most if work.step == self._table.step else max(1, most // 2)
             there = [one for one in self._table if one.key.step == work.step and one.under_way(now)]
-            own = [one for one in there if one.key.microbatch.trainer == work.microbatch.trainer]
-            crowded = len(self.participants.trainers) > 1 and len(own) >= max(1, most // 2)
+            me, trainer = self._context.endpoint.peer, work.microbatch.trainer
+            own = [one for one in there if one.key.microbatch.trainer == trainer]
+            crowded = len(own) >= max(1, most // 2) and self.participants.shared(me, trainer)
             if crowded and not self._give_way(own, now):
                 raise Busy(f"{len(own)} microbatches of its trainer under way")
             if not crowded and len(there) >= most and not self._give_way(there, now):

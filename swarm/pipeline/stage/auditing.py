@@ -2,12 +2,14 @@
 
 What it was computed from is had of that replica itself, else of its neighbours: the receipt has the hashes, so it does
 not matter who gives the bytes. What comes of it is compared by its hashes, and where those differ by numbers: machines
-differ in the last bits. A lie below twice the tolerance is not seen.
+differ in the last bits. A lie below twice the tolerance is not seen, nor one where the last bits decide: who trains
+chooses what goes through a stage, and could else have honest ones call each other wrong.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -76,24 +78,29 @@ class Auditing:
 
     def __init__(self, settings: StageSettings, context: StageContext, recalls: Recalls) -> None:
         self._settings, self._context, self._recalls = settings, context, recalls
-        self._open = 0
+        self._open, self._begun = Counter[PeerId](), Counter[PeerId]()
+        """By trainer, that of this step."""
         self._said: dict[tuple[JourneyKey, PeerId, bytes], Audited] = {}
         """In the step ``_after`` this record: who asks again has the same answer, and nothing is computed."""
         self._after = ""
 
-    async def judge(self, body: Audit, deadline: float) -> Audited:
+    async def judge(self, body: Audit, deadline: float, *, alone: bool) -> Audited:
         """``pipeline/1/audit``, after admission: compute the hop again before the ``deadline``, on the monotonic clock,
-        and sign what was found. Raises Busy."""
+        and sign what was found. A trainer that is not ``alone`` has half of the places. Raises Busy, and Refused where
+        it has more computed again in a step than it may feed."""
         accused, content = PeerId(body.route[body.hop]), Content.from_wire(body.content)
-        told, key = told_digest(body.content, body.seals), body.key
+        told, key, trainer = told_digest(body.content, body.seals), body.key, body.microbatch.trainer
         if self._after != key.after:
-            self._after, self._said = key.after, {}
+            self._after, self._said, self._begun = key.after, {}, Counter()
         if (known := self._said.get((key, accused, told))) is not None:
             return known
-        if self._open >= MAX_AUDITS:
-            raise Busy(f"{self._open} hops are computed again")
+        if self._begun[trainer] >= self._settings.max_fed:
+            raise Refused(f"{self._begun[trainer]} hops of {trainer} were computed again in step {body.step}")
+        if self._open.total() >= MAX_AUDITS or (self._open[trainer] >= MAX_AUDITS // 2 and not alone):
+            raise Busy(f"{self._open.total()} hops are computed again, {self._open[trainer]} of them of {trainer}")
         work, route = StepWork(body.step, body.microbatch), tuple(map(PeerId, body.route))
-        self._open += 1
+        self._open[trainer] += 1
+        self._begun[trainer] += 1
         try:
             claim = _Claim(accused, content, Errand(work, route, self._settings.send_timeout_s, body.after), deadline)
             found = await self._judge(claim, body.tokens)
@@ -102,7 +109,7 @@ class Auditing:
         except PeerError as error:
             found = Found("unjudged", str(error))
         finally:
-            self._open -= 1
+            self._open[trainer] -= 1
         signature = b""
         if found.verdict in ("right", "wrong"):
             signed = audit_bytes(self._settings.run, key, body.hop, accused, told, found.verdict == "wrong")
@@ -133,13 +140,27 @@ class Auditing:
             step = claim.errand.work.ready_in
             about = (self._settings.specs, ours, theirs, step, direction)
             found = await self._recalls.on_device(partial(compared, *about, mixture=self._settings.mixture))
-            if found.verdict == "wrong":
+            if found.verdict == "wrong" and await self._steady(material, ours, direction):
                 return Found("wrong", f"the {what}: {found.reason}")
+            if found.verdict == "wrong":
+                found = Found("unjudged", "it hangs on the last bits of what it is computed from")
             if found.verdict != "right":
                 doubt = f"the {what}: {found.reason}"
         if doubt:
             return Found("unjudged", doubt)
         return Found("right", loss_sum=back.loss_sum)
+
+    async def _steady(self, material: Material, ours: Payload, direction: Direction) -> bool:
+        """Return whether what we found comes out the same where what it is computed from differs in the last place.
+        Cost: computing it once more, and where somebody is to be called wrong only."""
+        specs, step, mixture = self._settings.specs, material.work.ready_in, self._settings.mixture
+        again = partial(self._context.compute.again, material, shaken=True)
+        output, back = await self._recalls.on_device(again)
+        other = output if direction == "forward" else back.gradient
+        assert other is not None  # noqa: S101 - ours is not
+        about = (specs, ours, other, step, direction)
+        found: Found = await self._recalls.on_device(partial(compared, *about, mixture=mixture))
+        return found.verdict == "right"
 
     # --- what it takes ---------------------------------------------------------------------------------------------
 

@@ -164,7 +164,8 @@ class StageServer:
 
     async def _on_audit(self, caller: PeerId, body: Audit, incoming: Incoming) -> Answer[Audited]:
         self._rules.audit(caller, body)
-        return Answer(await self._auditing.judge(body, incoming.deadline))
+        alone = not self._rules.participants.shared(self._context.endpoint.peer, caller)
+        return Answer(await self._auditing.judge(body, incoming.deadline, alone=alone))
 
     async def _on_drop(self, caller: PeerId, body: Drop) -> Empty:
         state = self._table.of(body)

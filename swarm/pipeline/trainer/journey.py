@@ -329,11 +329,10 @@ class Journey:
         raise Differs(peer, f"stage {stage}: {peer} {why}")
 
     async def _audit(self) -> None:
-        """Have what is drawn of the hops computed again by others of their stages, before anything of it counts. The
-        parameters of early work are not theirs. Where nobody can say who is right nothing more is asked about that
-        stage: another's hop would be as doubtful."""
+        """Have what is drawn of the hops computed again by others of their stages, before anything of it counts.
+        Where nobody can say who is right nothing more is asked about that stage: another's hop would be as doubtful."""
         audits = self._context.audits
-        if audits is None or self._kept.work.early:
+        if audits is None:
             return
         hops = [(at, hop) for at, hop in enumerate(self._state.way.hops) if at not in self._doubtful]
         drawn = [HopClaim(self.key, self.route, at, hop.receipts[hop.replica])

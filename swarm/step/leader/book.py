@@ -242,9 +242,12 @@ class StepBook:
             self.faults[accused] = fault, found
             self._given_back.set()
 
-    def wrong(self) -> set[PeerId]:
-        """Return the members that were proven wrong, and are barred with the step."""
-        return newly_barred(self.barred(self.faults), self.step).intersection(self.roster.peers)
+    def wrong(self) -> dict[PeerId, set[PeerId]]:
+        """Return by the accused the members that are barred with the step by what accuses it: all of them, or none."""
+        return {
+            peer: newly_barred(self.barred([peer]), self.step).intersection(found, self.roster.peers)
+            for peer, (_, found) in self.faults.items()
+        }
 
     def barred(self, accused: Iterable[PeerId]) -> dict[str, Barred]:
         """Return what the record says that carries the faults of these."""

@@ -164,7 +164,8 @@ class StepClose:
             moving(self._context, self.book, self.term, movers) as moves,
         ):
             applied = await self.apply(await self.reconcile(committed))
-            if wrong := self.book.wrong().intersection(self._batch.out, applied.reconciled.asked.live):
+            proven = {peer for wrong in self.book.wrong().values() for peer in wrong}
+            if wrong := proven.intersection(self._batch.out, applied.reconciled.asked.live):
                 raise _Retry(f"{min(wrong)} was proven wrong meanwhile")
             return self._proposal(applied, missing, moves)
 
@@ -312,10 +313,9 @@ class StepClose:
         return following(self.book.roster.slow, self.book.step, self.book.roster.peers, absent, (me, self._held_up))
 
     def _faults(self, absent: Collection[str]) -> dict[str, Any]:
-        """Return what the record says of those that were proven wrong: not of one without which its part would be lost,
-        and which so closes the step."""
-        stay = self.book.wrong().difference(absent)
-        accused = sorted(peer for peer, (_, found) in self.book.faults.items() if not stay.intersection(found))
+        """Return what the record says of those that were proven wrong: not what proves one wrong without which its part
+        would be lost, and which so closes the step."""
+        accused = sorted(peer for peer, wrong in self.book.wrong().items() if wrong.issubset(absent))
         return {"faults": tuple(self.book.faults[peer][0] for peer in accused), "barred": self.book.barred(accused)}
 
     def _tell_slow(self, record: CloseRecord) -> None:
@@ -334,7 +334,7 @@ class StepClose:
         out = newly_barred(record.barred, record.step)
         for fault in record.faults:  # not those of our book, where it is another's of a branch
             accused, against = PeerId(fault.accused), fault.said(wrong=True)
-            for peer in (accused,) if len(against) > len(fault.said(wrong=False)) else against:
+            for peer in fault.outvoted:
                 self._context.events.emit(
                     ProvenWrong(
                         step=record.step,
@@ -342,7 +342,7 @@ class StepClose:
                         accused=accused,
                         microbatch=fault.microbatch,
                         stage=fault.hop,
-                        by=fault.said(wrong=peer == accused),
+                        by=fault.said(wrong=peer not in against),
                         until=record.barred[peer].until if peer in out else 0,
                     )
                 )

@@ -26,12 +26,13 @@ class ExclusionPolicy:
 
     Who is late, lacks something or says no may be asked again where nobody else is there; who differs from what most
     others hold only after ALONE_S: alone, it would decide. Who held up the steps before is out from the beginning,
-    where others are there and feed without it; so is who was proven ``wrong``, while its part has another. ``served``:
-    see :class:`~swarm.step.rules.StepRules`.
+    where others are there and feed without it; so is who was proven ``wrong``, by the accused of each proof, while
+    its part has another than all whom that one names: a record has the whole proof, or none. ``served``: see
+    :class:`~swarm.step.rules.StepRules`.
     """
 
     def __init__(
-        self, roster: Roster, *, served: bool = False, wrong: Callable[[], Collection[PeerId]] = tuple
+        self, roster: Roster, *, served: bool = False, wrong: Callable[[], Mapping[PeerId, Collection[PeerId]]] = dict
     ) -> None:
         self._roster, self._served, self._wrong = roster, served, wrong
         self._unfit: dict[PeerId, str] = {}
@@ -54,9 +55,9 @@ class ExclusionPolicy:
     def out(self, gone: Mapping[PeerId, str]) -> dict[PeerId, str]:
         """Return who does not close this step: those that are lost, or left out."""
         out = {**self.lost(gone), **self._unfit}
-        for peer in sorted(self._wrong()):
-            if peer not in needed(self._roster, lost_parts(self._roster, {*out, peer})):
-                out[peer] = PROVEN_WRONG
+        for _, wrong in sorted(self._wrong().items()):
+            if not needed(self._roster, lost_parts(self._roster, {*out, *wrong})).intersection(wrong):
+                out |= dict.fromkeys(wrong, PROVEN_WRONG)
         return out | unserved(self._roster, out) if self._served else out
 
     def is_last(self, peer: PeerId, gone: Mapping[PeerId, str]) -> bool:

@@ -84,9 +84,12 @@ def right(*numbers: int) -> list[tuple[PrivateIdentity, bool]]:
     ("replicas", "words"),
     [(3, wrong(1, 2)), (4, wrong(1, 2)), (4, [*wrong(1, 2), *right(3)]), (6, [*wrong(1, 2, 3), *right(4)])],
 )
-def test_more_than_half_of_the_other_replicas_prove_one_wrong(replicas: int, words: list[Any]) -> None:
-    assert found(Said().fault(*words), replicas) == (ACCUSED.peer,)
-    assert found(Said(tokens=5).fault(*words), replicas) == (ACCUSED.peer,)
+def test_more_than_half_of_the_other_replicas_prove_one_wrong_and_who_calls_it_right(
+    replicas: int, words: list[Any]
+) -> None:
+    wrong_too = [who.peer for who, said in words if not said]
+    assert found(Said().fault(*words), replicas) == (ACCUSED.peer, *wrong_too)
+    assert found(Said(tokens=5).fault(*words), replicas) == (ACCUSED.peer, *wrong_too)
 
 
 @pytest.mark.parametrize(("replicas", "words"), [(4, [*wrong(1), *right(2, 3)]), (6, [*wrong(1, 2), *right(3, 4, 5)])])
@@ -176,11 +179,12 @@ def test_each_fault_bars_for_twice_as_long_and_is_forgotten_long_after() -> None
     assert barring(known, step + 3 * FORGET * FIRST_BAR, {}) == {}
 
 
-def test_accuser_is_barred_the_second_time_that_most_contradict_it() -> None:
+@pytest.mark.parametrize("liar", [(), ("X",)], ids=["it calls right ones wrong", "it calls a wrong one right"])
+def test_judge_is_barred_the_second_time_that_most_contradict_it(liar: tuple[PeerId, ...]) -> None:
     loud, known = PeerId("A"), dict[str, Barred]()
     for time in range(1, CONTRADICTIONS + 1):
-        known = barring(known, 10 * time, {"X": (loud,), "Y": (loud,)})  # of one step it counts once
-        assert newly_barred(known, 10 * time) == ({loud} if time == CONTRADICTIONS else set())
+        known = barring(known, 10 * time, {"X": (*liar, loud), "Y": (loud,)})  # of one step it counts once
+        assert newly_barred(known, 10 * time) - {*liar} == ({loud} if time == CONTRADICTIONS else set())
     assert known[loud] == Barred(times=1, until=10 * CONTRADICTIONS + 1 + FIRST_BAR)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from swarm.config import WAIT_FOR_LOST_S
 from swarm.consensus.changes import Admission
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
+from swarm.consensus.slowness import Barred
 from swarm.errors import (
     Busy,
     Ending,
@@ -336,6 +338,24 @@ async def test_joiner_that_comes_with_the_last_step_downloads_nothing(monkeypatc
     world = World(monkeypatch, steps=3)
     with pytest.raises(RunEnded, match="no peer can join with it"):
         await world.joining.run(CONTACT)
+    assert (world.downloads, world.admissions) == ([], [])
+
+
+@pytest.mark.parametrize("until", [6, 7])
+async def test_joiner_that_is_barred_for_as_long_as_anybody_may_join_ends_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, until: int
+) -> None:
+    world = World(monkeypatch, steps=7)
+    head = world.run.head.model_copy(update={"barred": {JOINER: Barred(times=1, until=until)}})
+    world.run.decisions[-1] = replace(world.run.decisions[-1], record=head)
+    if until < 7:  # whether it may join the others say
+        await world.joining.run(CONTACT)
+        assert world.admissions
+        return
+    why = "barred until step 7, and with the run's last step, 7, no peer can join"
+    with pytest.raises(RunEnded, match=why) as ended:
+        await world.joining.run(CONTACT)
+    assert ended.value.ending is Ending.FAILED
     assert (world.downloads, world.admissions) == ([], [])
 
 

@@ -102,6 +102,7 @@ def test_new_for_strangers_checks_what_peers_compute_and_says_so(file: Path, tok
         ("", {"strangers": True, "local_steps": 8}, "Leave out --strangers, or --local-steps."),
         ("", {"strangers": True, "reproducible": True}, "Leave out --strangers, or --reproducible."),
         ('[averaging]\nschedule = "auto"\n', {"strangers": True}, "Leave out --strangers, or averaging.schedule in "),
+        ("", {"strangers": True, "mode": "overlap"}, "Leave out --strangers, or --mode."),
         ("", {"strangers": True, "profile": "thin"}, "Leave out --strangers, or --profile."),
         ("", {"own_routes": True}, "Add --admission token, or --admission organisation."),
         ("", {"own_routes": True, "admission": "token"}, "Add --organisation NAME."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -20,6 +21,7 @@ from swarm.pipeline.activity import AuditCounts
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.messages import AUDIT, RECALL, Audit, Audited, Recall
 from swarm.pipeline.seals import told_digest
+from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, compared, far_rows
 from swarm.pipeline.trainer.audits import (
     AT_LEAST_S,
@@ -163,7 +165,8 @@ async def test_auditor_that_calls_what_is_right_wrong_stands_alone(stage: list[P
 
 async def test_what_nobody_can_judge_counts_and_is_told() -> None:
     crew = await audited([[A], [B, B1]])
-    crew.replicas[B].server._auditing._open = crew.replicas[B1].server._auditing._open = MAX_AUDITS
+    for peer in (B, B1):
+        crew.replicas[peer].server._auditing._open[TRAINER] = MAX_AUDITS
     leader = await crew.feed(2)
     assert len(leader.finished) == 2
     assert {event.outcome for event in crew.side.events.of(HopAudited)} == {"unjudged"}
@@ -302,7 +305,7 @@ async def test_journey_is_not_told_of_before_its_hops_are_judged_and_can_be_give
         await asyncio.gather(feeding, return_exceptions=True)
         assert crew.side.trainer._under_way() == []
         waits.set()
-        await eventually(lambda: all(crew.replicas[peer].server._auditing._open == 0 for peer in (A, A1, A2)))
+        await eventually(lambda: all(crew.replicas[peer].server._auditing._open.total() == 0 for peer in (A, A1, A2)))
         assert leader.finished == []
 
 
@@ -371,10 +374,31 @@ async def test_what_an_auditor_does_not_take(
         with pytest.raises(error, match=said):
             await asked(crew, peer, caller, **changes)
         auditing = crew.replicas[A1].server._auditing
-        auditing._open = MAX_AUDITS
+        auditing._open[TRAINER] = MAX_AUDITS
         assert (await asked(crew, A1)).verdict == "right", "it is known already"
         auditing._said.clear()
         with pytest.raises(Busy):
+            await asked(crew, A1)
+
+
+async def test_one_of_several_trainers_leaves_others_half_of_a_judge_and_has_no_more_judged_than_it_feeds() -> None:
+    crew, another = await Crew.of(THREE, limits={"max_fed": 2}), PeerId("tr-2")
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    judge = crew.replicas[A1].server
+    auditing = judge._auditing
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        auditing._open[TRAINER] = MAX_AUDITS // 2
+        assert (await asked(crew, A1)).verdict == "right", "nobody else asks"
+        auditing._said.clear()
+        now = judge._rules.participants
+        judge._rules.participants = Participants(now.trainers | {another}, now.stages)
+        with pytest.raises(Busy, match="2 of them of tr"):
+            await asked(crew, A1)
+        auditing._open = Counter({another: MAX_AUDITS // 2})
+        assert (await asked(crew, A1)).verdict == "right"
+        auditing._said.clear()
+        with pytest.raises(Refused, match="2 hops of tr"):
             await asked(crew, A1)
 
 
@@ -403,6 +427,42 @@ async def test_what_differs_in_the_last_bits_is_right_and_what_differs_more_is_n
             "wrong",
             "the output: 2 of 2 rows are further out than 2e-05 of their length",
         )
+
+
+class Less(CheapPart):
+    """Takes nearly as much away as comes, or less."""
+
+    def __init__(self, output: float, gradient: float) -> None:
+        super().__init__()
+        self.less = output, gradient
+
+    def forward(self, x: torch.Tensor, *, seed: int, work: StepWork, graph: bool = True) -> tuple[torch.Tensor, Any]:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+        return x - self.less[0], super().forward(x, seed=seed, work=work, graph=graph)[1]
+
+    def backward_input(self, graph: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, Any]:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+        gradient, rest = super().backward_input(graph, grad_output)
+        return None if gradient is None else gradient - 1 - self.less[1], rest
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["output", "gradient"])
+@pytest.mark.parametrize(("of", "away", "verdict"), [(1 - 1e-6, 2.4e-7, "unjudged"), (0.5, 1e-3, "wrong")])
+async def test_where_the_last_bits_decide_nobody_is_called_wrong(at: int, of: float, away: float, verdict: str) -> None:
+    crew = await Crew.of(THREE)
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    for peer, more in ((A, 0.0), (A1, away)):
+        less = [0.25, 0.25]  # of 1, what comes, and of 2
+        less[at] = (1 + at) * (of + more)
+        part = Less(*less)
+        crew.replicas[peer].part.forward = part.forward  # type: ignore[method-assign]
+        crew.replicas[peer].part.backward_input = part.backward_input  # type: ignore[method-assign]
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        said = await asked(crew, A1)
+    assert said.verdict == verdict
+    assert said.reason.startswith(("the output: ", "the gradient of the input: ")[at])
+    assert ("hangs on the last bits" in said.reason) is (verdict == "unjudged")
 
 
 @pytest.mark.parametrize("what", ["input", "received"])

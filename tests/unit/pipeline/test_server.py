@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from swarm.consensus.roster import Roster
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated
 from swarm.ids import JourneyKey, StepWork
+from swarm.membership.roles import _participants
 from swarm.pipeline.messages import BACKWARD, EVALUATE, FORWARD, Backward, Drop, Evaluate, Forward
 from swarm.pipeline.seals import Content, hash_of, told_digest
 from swarm.pipeline.stage import sender
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.stage.microbatch_state import Phase
 from swarm.pipeline.stage.table import STAY_CEILING_S, STAY_FLOOR_S
+from swarm.security.borders import Borders
 from swarm.security.signing import receipt_bytes
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
@@ -41,6 +44,7 @@ from tests.harness.rigs.pipeline import (
     verify,
     working,
 )
+from tests.harness.rigs.step import listed
 
 NAN = float("nan")
 SEND_S = 30.0
@@ -277,8 +281,12 @@ async def test_server_with_too_much_under_way_is_busy_until_something_came_back(
 async def test_server_keeps_half_of_its_places_from_a_trainer_that_would_fill_them_all() -> None:
     scene = ReplicaScene(max_under_way=4)
     await scene.open()
-    trainers = Participants(frozenset([TRAINER, ALIEN]), places(3).stages)
-    scene.replica.open_step(1, trainers)
+    two, anybody = frozenset([TRAINER, ALIEN]), places(3).stages
+    homes = Borders({ME: "ours", TRAINER: "ours", ALIEN: "theirs"})
+    assert not Participants(two, anybody, homes).shared(ME, TRAINER), "those of another organisation get nothing here"
+    rested = _participants(Roster([listed(one, "trainer", None) for one in two], unfed={ALIEN: 9}))
+    assert [rested.shared(ME, trainer) for trainer in (TRAINER, ALIEN)] == [False, True], "nothing counts of that one"
+    scene.replica.open_step(1, Participants(two, anybody))
     async with working(scene.replica):
         for position in range(2):
             await scene.there(position)

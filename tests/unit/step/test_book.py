@@ -191,4 +191,4 @@ def test_what_proves_an_accused_wrong_takes_the_place_of_what_proves_its_accuser
         made.accuse(fault, found)
         assert made._given_back.is_set() is news
     assert made.faults == {accused: (proof, (accused,))}
-    assert made.wrong() == {accused}
+    assert made.wrong() == {accused: {accused}}

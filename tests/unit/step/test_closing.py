@@ -6,11 +6,12 @@ import pytest
 
 from swarm.consensus.records import MAX_SQ_NORM, Contribution
 from swarm.consensus.roster import Roster
+from swarm.consensus.trials import Tally, Trial
 from swarm.errors import OutOfSync
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.optim.clipping import clip_factor, clip_parts
-from swarm.step.decisions import Disagreement, agreed, cursors, part_norms
+from swarm.step.decisions import Disagreement, agreed, cursors, gone_back, part_norms
 from swarm.step.messages import Averaged
 from tests.harness.rigs.step import RUN, listed
 
@@ -100,6 +101,19 @@ def test_cursors_of_a_lost_trainer_go_on_behind_what_was_committed_of_it() -> No
 def test_cursors_beyond_the_room_forget_the_absent_that_got_least_far() -> None:
     before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"u": (1, 0), "v": (0, 9)}})  # type: ignore[arg-type]
     assert cursors(before, (), answers(), ROSTER, 2) == {"t": (0, 5), "u": (1, 0)}
+
+
+def test_run_that_goes_back_gives_no_trainer_its_quota_back() -> None:
+    tallies = {"stage-0": Tally(microbatches=9, words=3, total=-200, squares=20_000)}
+    to = genesis(RUN, ROSTER, {}).model_copy(update={
+        "trials": {"t": Trial(tallies=tallies), "u": Trial(tallies=tallies), "v": Trial(times=1, until=2)}
+    })  # fmt: skip
+    head = to.model_copy(update={"step": 40, "trials": {
+        "t": Trial(tallies=tallies, times=1, until=291), "u": Trial(), "v": Trial(times=2, until=550), "w": Trial()
+    }})  # fmt: skip
+    assert gone_back(head, 0, ROSTER, (), 9, to).trials == {
+        "t": Trial(times=1, until=291), "u": Trial(tallies=tallies), "v": Trial(times=2, until=550)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.consensus.admissions import Admissions, Holder
+from swarm.consensus.changes import OpenStepFacts
+from swarm.consensus.faults import newly_barred
+from swarm.consensus.records import NO_RECORD
 from swarm.consensus.roster import Roster
-from swarm.consensus.slowness import Slow
+from swarm.consensus.slowness import Barred, Slow
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Unreachable
 from swarm.ids import PartName, PeerId
+from swarm.step.leader.book import StepBook
+from swarm.step.leader.close import StepClose
 from swarm.step.leader.exclusion import ALONE_S, MAX_FAILURES, PROVEN_WRONG, ExclusionPolicy, left_out
 from swarm.step.turnout import MAX_TOLD, REASON_CHARS
-from tests.harness.rigs.step import ROSTER, THREE, A, B, T, listed
+from tests.harness.rigs.consensus import FAULTY
+from tests.harness.rigs.step import ROSTER, RULES, THREE, A, B, T, listed, verify
 
 STAGE = PartName("stage-0")
 C = PeerId("C")
@@ -80,7 +88,7 @@ def test_slow_replica_is_spared_where_one_other_would_be_left_to_compare_nothing
 
 
 def test_who_is_proven_wrong_is_out_while_its_part_has_another() -> None:
-    wrong = [B, C]
+    wrong = {B: [B], C: [C]}
     policy = ExclusionPolicy(THREE, wrong=lambda: wrong)
     assert policy.out({}) == {B: PROVEN_WRONG, C: PROVEN_WRONG}
     assert policy.out({A: "silent"}) == {A: "silent", B: PROVEN_WRONG}, "one must stay"
@@ -88,6 +96,19 @@ def test_who_is_proven_wrong_is_out_while_its_part_has_another() -> None:
     assert policy.lost({}) == {}, "no step is given up for it"
     wrong.clear()
     assert policy.out({}) == {}
+
+
+def test_proof_that_names_one_who_must_stay_puts_nobody_out_and_is_in_no_record() -> None:
+    book = StepBook(
+        RULES, verify, OpenStepFacts(1, Roster(THREE.members, barred={C: Barred(contradicted=1)}), NO_RECORD)
+    )
+    book.accuse(FAULTY.model_copy(update={"accused": B}), (B, C))
+    policy, close = ExclusionPolicy(THREE, wrong=book.wrong), SimpleNamespace(book=book)
+    for gone, named in (({}, {B, C}), ({A: "silent"}, set())):
+        out = policy.out(gone)
+        assert out.keys() == {*gone} | named
+        told = StepClose._faults(close, out)  # type: ignore[arg-type]
+        assert ({one.accused for one in told["faults"]}, newly_barred(told["barred"], 1)) == (named & {B}, named)
 
 
 def test_member_that_lacks_something_is_out_the_third_time() -> None:
