@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -23,12 +25,14 @@ from swarm.pipeline.compute import Material, StageCompute
 from swarm.pipeline.stage.auditing import compared
 from tests.harness.rigs.foreign import foreign_model
 
-ROWS, LENGTH, EACH = 2, 8, 26
+ROWS, LENGTH = 2, 8
 FAMILIES = ("gpt", "llama", "gpt2", "gemma2", "phi", "falcon", "qwen3_moe", "mixtral")
 CODECS = ("float32", "int8", "int8h", "int4h")
 NOISE = {"float32": (1e-7, 1.0), "bfloat16": (6e-3, 1 / 256)}
 """Relative, of what each matrix gives, and of how many numbers: between instruction sets all differ a little in
 float32, and some by the last bit in bfloat16. (Measured: outputs by 2e-8 and 2.6e-4.)"""
+FEW = 5e-3
+"""Part of honest hops that may be in doubt, so that nobody judges them: of one family (gemma2) 3e-3 are."""
 
 
 class Part:
@@ -76,16 +80,19 @@ def another_machine(part: nn.Module, noise: float, share: float) -> Iterator[lis
         yield drawn
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("hops", [1_000, pytest.param(100_000, marks=pytest.mark.nemesis)])
+@pytest.mark.parametrize("dtype", list(NOISE))
 @pytest.mark.parametrize("name", FAMILIES)
-def test_honest_hop_is_found_right_by_another_machine(name: str, dtype: Any) -> None:
+def test_honest_hop_is_found_right_by_another_machine(name: str, dtype: Any, hops: int) -> None:
+    """Of so many hops of all families together."""
+    each = math.ceil(hops / len(FAMILIES) / len(NOISE))
     ours = name == "gpt"
     config = GptConfig(layers=2, dim=32, context=LENGTH, compute=dtype) if ours else foreign_model(name, compute=dtype)
     family = family_of(config)
     part, spec = part_of(family), family.boundary(ROWS, LENGTH)
     generator, codecs = torch.Generator().manual_seed(2), CODECS if dtype == "float32" else ("bfloat16", *CODECS[1:])
-    told, shaken = [], 0
-    for number in range(EACH):
+    told, shaken = defaultdict[str, list[str]](list), 0
+    for number in range(each):
         codec = codec_named(codecs[number % len(codecs)])
         tokens = token_spec(ROWS, LENGTH)
         specs = BoundarySpecs(activation=spec, tokens=tokens, codec=codec, hosted=False, counted=family.balances)
@@ -100,7 +107,8 @@ def test_honest_hop_is_found_right_by_another_machine(name: str, dtype: Any) -> 
             gradient=codec.encode(back * 1e-3, coming_back(work)),
         )
         output, sent = compute.again(material)
-        assert bytes(compute.again(material)[0] or b"") == bytes(output or b""), "here it has the same bits"
+        if number < len(codecs):
+            assert bytes(compute.again(material)[0] or b"") == bytes(output or b""), "here it has the same bits"
         with another_machine(part, *NOISE[dtype]) as drawn:
             other, other_sent = compute.again(material)
         shaken += bool(drawn) and (bytes(other or b""), bytes(other_sent.gradient or b"")) != (
@@ -109,7 +117,8 @@ def test_honest_hop_is_found_right_by_another_machine(name: str, dtype: Any) -> 
             assert ours is not None
             assert theirs is not None
             found = compared(specs, ours, theirs, 1, direction, mixture=family.mixture)  # type: ignore[arg-type]
-            told += [f"{codec.name} {direction}: {found.reason}"] if found.verdict != "right" else []
-    assert shaken > EACH / 8, "the machines were alike"
-    assert told == []
+            told[found.verdict].append(f"{codec.name} {direction}: {found.reason}")
+    assert shaken > each / 8, "the machines were alike"
+    assert told["wrong"] == []
+    assert len(told["unjudged"]) <= FEW * each, told["unjudged"]
     assert family.mixture is (name in ("qwen3_moe", "mixtral"))
