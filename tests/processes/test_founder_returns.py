@@ -37,7 +37,7 @@ def test_founder_that_is_killed_comes_back_to_its_run_while_that_lives(tmp_path:
         (kept,) = (tmp_path / "a" / "runs").glob("*/run.toml")
         refused = hand.run("new", str(kept), *LOCAL, "--home", str(tmp_path / "a"))
         assert refused.returncode == EXIT_USAGE, refused.stderr
-        assert "that run still runs" in refused.stderr
+        assert "that run lives" in refused.stderr
         kill_all([founder, *others])
         alone = hand.run("new", str(typed), *LOCAL)
         assert alone.returncode == EXIT_UNREACHABLE, alone.stderr
