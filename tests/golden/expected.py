@@ -40,4 +40,7 @@ class Expected:
         return self.what == what and fnmatchcase(name, self.name)
 
 
-EXPECTED: tuple[Expected, ...] = ()
+EXPECTED: tuple[Expected, ...] = (
+    Expected("events", "kill-server", "(outcome)", "why a peer cannot join any more is said in other words"),
+    Expected("events", "twin", "(outcome)", "why a second peer with one identity ends is said in other words"),
+)
