@@ -269,6 +269,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("copies", ", ".join(standing.copies)),
         ("fewer", f"copies in the run: {standing.fewer_copies}" if standing.fewer_copies else ""),
         ("votes", standing.few_voters),
+        ("trainers", standing.few_trainers),
         ("barred", standing.barred),
         ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}{_lost(standing)}"),
         ("step", _step(standing)),

@@ -21,6 +21,7 @@ from peers.settings import PeerSettings
 from swarm.config import Manifest
 from swarm.consensus.changes import may_agree
 from swarm.consensus.copies import copies_of, fewer_copies, on_one_machine
+from swarm.consensus.trials import few_trainers
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
 from swarm.ids import ENDS, PeerId, distinct_names
@@ -95,6 +96,7 @@ class NodeCommands:
         membership, manifest, endpoint = self._membership, self._manifest, self._endpoint
         situation = None if membership is None else membership.situation
         names: Mapping[str, str] = {} if membership is None else membership.roster.names
+        tested = manifest is not None and manifest.optimizer.trainer_test
         return StatusReport(
             name=names.get(self._peer, self._settings.name),
             peer=self._peer,
@@ -110,6 +112,7 @@ class NodeCommands:
             copies=() if membership is None else membership.copies,
             fewer_copies=self._fewer_copies(),
             few_voters="" if membership is None else few_voters(len(membership.roster.entitled)),
+            few_trainers="" if membership is None or not tested else few_trainers(len(membership.roster.trainers)),
             barred="; ".join(f"{peer} {why}" for peer, why in self._barred().items()),
             step=0 if situation is None else situation.step,
             steps=0 if manifest is None else manifest.run.steps,

@@ -47,7 +47,8 @@ class StatusReport:
     A peer that was told to leave within a time ends by ``ends_by``, seconds since the epoch, in order or not.
     ``copies`` are the other parts of which it keeps a copy; ``fewer_copies`` says in words of which parts the run has
     fewer than ``run.copies``, empty where it has them all, and ``few_voters`` what the death of one costs a run that
-    has fewer than three. ``barred`` says who was proven wrong, and until which step it may not join.
+    has fewer than three. ``few_trainers`` says that those are too few of whom one could be found to pull against the
+    others, "" where none is looked for. ``barred`` says who was proven wrong, and until which step it may not join.
     ``reachability`` is in words, and so is ``disk``: what this machine's disk does not take,
     empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step, None before the first, the
     latter also for a step that this peer did not see open; ``tokens`` are those that were learnt of it, and those of
@@ -80,6 +81,7 @@ class StatusReport:
     copies: tuple[str, ...] = ()
     fewer_copies: str = ""
     few_voters: str = ""
+    few_trainers: str = ""
     barred: str = ""
     step: int
     steps: int

@@ -6,8 +6,15 @@ make up. Its words are signed with its result and stand in the record, so all me
 
 One replica's word is little. All words of a record are cut off at what half of them reach, so one that lies weighs no
 more than any other; and a trainer fails where at more than half of the stages its words are below nothing by SURE
-standard errors, and by half of what others' are above it, while most of those are not below it. Who is only unlike the
+standard errors, and by FAR of what others' are above it, while most of those are not below it. Who is only unlike the
 others, as code is among prose, pulls less, and not against them.
+
+A trainer may make its microbatches of another's that it has computed first, to have that one fail. Each word is
+therefore a mean without the lowest (:func:`swarm.optim.sketches.pulls`): no single trainer lowers what is said of
+another below what the honest others are to that one. So nobody makes one fail that does not pull against those. One
+that does a little, for it is unlike them all, has two things against it: itself is among those others, and makes what
+they pull together look less. Of five trainers it is safe up to 0.40 of that, of six up to 0.47, of many up to FAR; of
+four up to 0.27, which honest text reaches: they are not judged.
 
 Who fails has no quota for a while, each time for twice as long. It stays a member, and nobody calls it a liar.
 """
@@ -36,13 +43,13 @@ FEWEST, FEWEST_WORDS = 24, 12
 """Of fewer microbatches, or by fewer words, no trainer is judged."""
 SURE = 5.0
 """Standard errors."""
-FAR = 0.5
+FAR = 0.75
 """A trainer fails that pulls against the others so many times as far as they pull together. (Measured: text in capitals
-among prose, honest, 0.27 in the first steps, then nothing; gradients that are turned around 0.7 and more.)"""
+among prose, honest, 0.2; gradients that are turned around, of five, 0.9.)"""
 MOST = 96
 """From so many microbatches on what is older counts half: who changes is judged by what it does now."""
-FEWEST_TRAINERS = 3
-"""Of two nobody can say which one is right."""
+FEWEST_TRAINERS = 5
+"""Of fewer a single one could have an honest one fail that is unlike the others."""
 FIRST_REST, MOST_DOUBLINGS = 256, 6
 """For so many steps a trainer that fails feeds nothing, and how often that is doubled."""
 FORGET = 4
@@ -143,7 +150,7 @@ def judged(committed: Sequence[FedRow], replica: str, stage: int | None) -> tupl
 def checked_words(
     roster: Roster, committed: Sequence[FedRow], said: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the words that can be: of replicas of stages, of as many trainers as each has to judge, three and more."""
+    """Return the words that can be: of replicas of stages, of all trainers that each has to judge, if enough."""
     found: dict[str, tuple[int, ...]] = {}
     for by, words in sorted(said.items()):
         part = roster[by].part if by in roster else None
@@ -151,6 +158,11 @@ def checked_words(
         if stage is not None and len(words) >= FEWEST_TRAINERS and len(words) == len(judged(committed, by, stage)):
             found[by] = tuple(words)
     return found
+
+
+def few_trainers(trainers: int) -> str:
+    """Return that of so many nobody is judged; "" where somebody may be."""
+    return f"of {trainers} nobody is judged, of {FEWEST_TRAINERS} and more one is" if trainers < FEWEST_TRAINERS else ""
 
 
 def resting(known: Known, step: int) -> dict[PeerId, int]:

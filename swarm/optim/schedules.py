@@ -45,7 +45,7 @@ class OptimizerConfig(Section):
     """Times its usual length that a microbatch's gradient of a part may have, and the gradient from which it is
     computed: longer ones are scaled down; 0: nothing is bounded. 2 is usual."""
     trainer_test: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
-    """Take the quota of a trainer whose microbatches pull against all others'. It takes three trainers."""
+    """Take the quota of a trainer whose microbatches pull against all others'. It takes five trainers."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
     """Steps in which the learning rate rises to its peak."""
     min_lr_fraction: Fraction = 0.1

@@ -17,8 +17,9 @@ COORDINATES = 1 << 14
 """Of so many the cosine of two vectors is known to 0.008."""
 MOST_TRAINERS = 256
 """Of so many trainers shares are seen in one step: 16 MiB."""
-ENOUGH = 3
-"""Of two trainers that point elsewhere nobody knows which is right."""
+ENOUGH = 5
+"""Of fewer trainers a single one can have most words say of an honest one, unlike the others, that it pulls against
+them: it turns itself away from that one and from the others at once."""
 WHOLE = 10_000
 """A cosine of 1, in words."""
 
@@ -51,7 +52,7 @@ class Sketches:
             self._shares[trainer] = change if known is None else known.add_(change)
 
     def words(self, trainers: Sequence[str]) -> tuple[int, ...]:
-        """Return of each of these trainers the cosine of its share with the median of the others' directions, in
+        """Return of each of these trainers how far its share points where the others' do, see :func:`pulls`, in
         1 / WHOLE; 0 of one whose share is nothing. Nothing where fewer than ENOUGH have one. Waits for the device."""
         found = {one: share for one in trainers if (share := self._shares.get(one)) is not None and bool(share.any())}
         if len(found) < ENOUGH:
@@ -61,20 +62,11 @@ class Sketches:
 
 
 def pulls(shares: Tensor) -> list[float]:
-    """Return the cosine of each row with the median of the directions of the others, coordinate by coordinate; 0 where
-    one is not finite. The median bears a few rows that are anything, as long as they are unlike each other or less than
-    half; the mean of two middle ones does not lean to either side. ``shares``: (trainers, coordinates), three and more
-    of them, none zero."""
+    """Return of each row the mean of its cosines with the others without the lowest; 0 of one that is not finite. Any
+    single other row, made of this one as well, can so raise what is said of it, and not lower it below the mean of its
+    cosines with the rest. ``shares``: (trainers, coordinates), three and more of them, none zero."""
     within = (shares / shares.abs().amax(dim=1, keepdim=True)).nan_to_num()  # whose squares are numbers
     units = (within / torch.linalg.vector_norm(within, dim=1, keepdim=True)).nan_to_num()
-    ordered, order = units.sort(dim=0)
-    ranks = order.argsort(dim=0)
-    low, high = (len(shares) - 2) // 2, (len(shares) - 1) // 2
-    # Of the others' values those from our own rank on stand one place further.
-    others = [
-        ordered.gather(0, at + (ranks <= at).long())
-        for at in (torch.full_like(ranks, low), torch.full_like(ranks, high))
-    ]
-    middle = (others[0] + others[1]) / 2
-    cosines = torch.nn.functional.cosine_similarity(units, middle, dim=1, eps=1e-12)
-    return [float(one) for one in cosines.nan_to_num().clamp(-1.0, 1.0).cpu()]
+    cosines = (units @ units.T).fill_diagonal_(torch.inf)
+    counted = cosines.sort(dim=1).values[:, 1:-1]
+    return [float(one) for one in counted.mean(dim=1).clamp(-1.0, 1.0).cpu()]

@@ -213,8 +213,9 @@ class Watch:
 
 
 def _swarm(root: Path, seed: int, steps: int, trainers: int, defences: Mapping[str, Any]) -> tuple[SimSwarm, Path]:
-    if trainers > 2:  # each feeds as much as any other
-        defences = {**defences, "batch": {"max_share": 1 / trainers}}
+    if trainers > 2:  # each feeds as much as any other, and each replica can hold microbatches of all
+        batch = {"max_share": 1 / trainers, "microbatches_per_step": REPLICAS * trainers}
+        defences = {**defences, "batch": batch}
     text = "\n\n".join(built_in_corpus().documents)
     texts = [text[at * CHARACTERS : (at + 1) * CHARACTERS] for at in range(trainers + 1)]
     swarm = SimSwarm(

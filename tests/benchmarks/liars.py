@@ -31,8 +31,8 @@ OFTEN = (1.0, 0.1, 0.02)
 
 
 class Attack(NamedTuple):
-    """A lie, who tells it, and at which rates. Where a trainer does there are four: of two nobody can say which one is
-    far from the other."""
+    """A lie, who tells it, and at which rates. Where a trainer does there are five, and as many more microbatches: of
+    fewer none is judged."""
 
     lie: str
     liar: str
@@ -45,13 +45,13 @@ ATTACKS = (
     Attack("late", "host-0"),
     Attack("asks-again", "host-5", rates=OFTEN[:1]),
     Attack("slower", "host-0", rates=OFTEN),
-    Attack("labels", "trainer-0", 4, OFTEN),
-    Attack("loss-zero", "trainer-0", 4, OFTEN),
-    Attack("tokens-few", "trainer-0", 4, OFTEN),
-    Attack("sum-x-10", "trainer-0", 4),
-    Attack("pulls-x-1", "trainer-0", 4, OFTEN),
-    Attack("pulls-x-10", "trainer-0", 4, OFTEN),
-    Attack("pulls-noise", "trainer-0", 4, OFTEN),
+    Attack("labels", "trainer-0", 5, OFTEN),
+    Attack("loss-zero", "trainer-0", 5, OFTEN),
+    Attack("tokens-few", "trainer-0", 5, OFTEN),
+    Attack("sum-x-10", "trainer-0", 5),
+    Attack("pulls-x-1", "trainer-0", 5, OFTEN),
+    Attack("pulls-x-10", "trainer-0", 5, OFTEN),
+    Attack("pulls-noise", "trainer-0", 5, OFTEN),
     Attack("output-noise", "host-0", rates=OFTEN),
     Attack("output-x1.5", "host-0", rates=OFTEN),
     Attack("output-x-1", "host-0", rates=OFTEN),
@@ -167,8 +167,8 @@ def _counted(kinds: Mapping[str, int]) -> str:
 NOTES = (
     "simulated: virtual time, links that take none, devices that take 50 ms forward and 100 ms backward a microbatch; "
     "peers, messages and numbers are the product's own; the figures repeat themselves",
-    "2 stages × 3 replicas, 2 trainers, or 4 with equal shares where the lie is a trainer's; 12 microbatches of 4 × 16 "
-    "tokens a step, of the text that comes with Python; a model of two layers",
+    "2 stages × 3 replicas, 2 trainers, or 5 with equal shares where the lie is a trainer's; 12 microbatches of 4 × 16 "
+    "tokens a step, 15 of five trainers, of the text that comes with Python; a model of two layers",
     "ratios: to the honest run without defences of the same seed; loss: of rows that nobody learns from, by the "
     "parameters that honest members hold at the end; seconds: of the median and of the slowest step",
     "named_by: events of honest members that name the liar, of kinds that name it more than twice as often as in the "

@@ -19,13 +19,13 @@ from swarm.events import QuotaTaken, StepClosed
 from swarm.sim.loop import PEER, run_world
 
 STEPS = 16
-FOUR: dict[str, Any] = {
+FIVE: dict[str, Any] = {
     "hosts": 3,
-    "trainers": 4,
+    "trainers": 5,
     "run": {"steps": STEPS, "seed": 1},
     "split": {"stages": 1},
     "model": {"layers": 2, "dim": 16, "context": 16},
-    "batch": {"microbatch_size": 4, "microbatches_per_step": 12, "max_share": 0.25},
+    "batch": {"microbatch_size": 4, "microbatches_per_step": 15, "max_share": 0.2},
     "optimizer": {"lr": 2e-2, "warmup_steps": 0, "trainer_test": True},
     "stage_s": {"forward": 0.05, "backward": 0.1},
 }
@@ -39,15 +39,15 @@ def last_loss(swarm: SimSwarm) -> float:
 
 def texts() -> list[list[str]]:
     text = "\n\n".join(built_in_corpus().documents)
-    return [[text[at * 40_000 : (at + 1) * 40_000]] for at in range(4)]
+    return [[text[at * 35_000 : (at + 1) * 35_000]] for at in range(5)]
 
 
 def test_trainer_whose_gradients_are_turned_around_feeds_nothing_more_and_the_others_learn_as_if_it_were_not_there(
     tmp_path: Path,
 ) -> None:
-    clean = SimSwarm(tmp_path / "clean", **FOUR, documents=texts())
+    clean = SimSwarm(tmp_path / "clean", **FIVE, documents=texts())
     run_world(clean.run())
-    swarm = SimSwarm(tmp_path / "swarm", **FOUR, documents=texts())
+    swarm = SimSwarm(tmp_path / "swarm", **FIVE, documents=texts())
     with lying(Liar("pulls-x-1", mine=lambda: PEER.get() == "trainer-0")) as lie:
         run_world(swarm.run())
     assert lie.fired >= 24
@@ -61,7 +61,7 @@ def test_trainer_whose_gradients_are_turned_around_feeds_nothing_more_and_the_ot
     assert not clean.events(QuotaTaken)
     for record in swarm.history()[1:]:
         fed = Counter(one["microbatch"][0] for one in record["committed"])
-        assert len(record["committed"]) == 12
+        assert len(record["committed"]) == 15
         assert (fed[liar] == 3) is (record["step"] <= step)
         assert liar in {member["peer"] for member in record["roster"]}, "it stays a member"
     assert last_loss(swarm) < 1.05 * last_loss(clean)
@@ -73,7 +73,7 @@ def test_trainer_whose_gradients_are_turned_around_feeds_nothing_more_and_the_ot
 
 
 OTHERS: dict[str, Callable[[str], str]] = {
-    "code": lambda text: "\n".join(map(inspect.getsource, (inspect, tokenize)))[:40_000],
+    "code": lambda text: "\n".join(map(inspect.getsource, (inspect, tokenize)))[:35_000],
     "capitals": str.upper,
 }
 
@@ -83,14 +83,16 @@ def test_honest_trainer_of_another_domain_keeps_its_quota(tmp_path: Path, other:
     """Code among prose, and text that has hardly a letter in common with the others'."""
     documents = texts()
     documents[0] = [OTHERS[other](documents[0][0])]
-    swarm = SimSwarm(tmp_path, **FOUR, documents=documents)
+    swarm = SimSwarm(tmp_path, **FIVE, documents=documents)
     run_world(swarm.run())
     assert not swarm.events(QuotaTaken)
     trials = swarm.history()[-1]["trials"]
-    assert trials.keys() == {swarm.peers[f"trainer-{at}"].endpoint.peer for at in range(4)}
+    assert trials.keys() == {swarm.peers[f"trainer-{at}"].endpoint.peer for at in range(5)}
     tallies = {peer: one["tallies"]["stage-0"] for peer, one in trials.items()}
     assert all(one["microbatches"] >= 24 for one in tallies.values()), "all were judged"
     means = {peer: one["total"] / one["words"] for peer, one in tallies.items()}
     own = means.pop(swarm.peers["trainer-0"].endpoint.peer)
-    assert own > (0.0 if other == "code" else -40.0), "below -50 it would be cut, were it sure"
+    assert own > (0.0 if other == "code" else -40.0), (
+        "below three quarters of what the others are it would be cut, were it sure"
+    )
     assert min(means.values()) > 30.0

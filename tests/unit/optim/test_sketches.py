@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarm.ids import MicrobatchId, StepWork
 from swarm.optim.accumulate import Accumulator
-from swarm.optim.sketches import COORDINATES, ENOUGH, MOST_TRAINERS, WHOLE, Sketches, pulls
+from swarm.optim.sketches import COORDINATES, MOST_TRAINERS, WHOLE, Sketches, pulls
 from tests.unit.optim.test_accumulate import LAYOUT, gradients
 
 
@@ -19,13 +19,24 @@ def shares(trainers: int, seed: int = 0, common: float = 1.0) -> torch.Tensor:
     return common * torch.randn(1024, generator=drawn) + torch.randn(trainers, 1024, generator=drawn)
 
 
-@given(st.integers(ENOUGH, 9), st.integers(0, 9))
-def test_pull_is_the_cosine_with_the_median_of_the_others_directions(trainers: int, seed: int) -> None:
+@given(st.integers(3, 9), st.integers(0, 9))
+def test_pull_is_the_mean_of_the_cosines_with_the_others_without_the_lowest(trainers: int, seed: int) -> None:
     rows = shares(trainers, seed)
-    units = rows / rows.norm(dim=1, keepdim=True)
     for at, found in enumerate(pulls(rows)):
-        middle = torch.cat([units[:at], units[at + 1 :]]).quantile(0.5, dim=0)
-        assert found == pytest.approx(float(torch.cosine_similarity(units[at], middle, dim=0)), abs=1e-5)
+        others = torch.cat([rows[:at], rows[at + 1 :]])
+        cosines = torch.cosine_similarity(rows[at], others, dim=1).sort().values
+        assert found == pytest.approx(float(cosines[1:].mean()), abs=1e-5)
+
+
+@given(st.integers(3, 9), st.integers(0, 9), st.lists(st.floats(-9, 9), min_size=9, max_size=9))
+def test_no_other_row_lowers_a_pull_below_the_mean_of_its_cosines_with_the_rest(
+    trainers: int, seed: int, mix: list[float]
+) -> None:
+    rows = shares(trainers, seed, common=0.2)
+    rows[-1] = torch.tensor(mix[: trainers - 1]) @ rows[:-1] + 1e-3 * rows[-1]
+    for at, found in enumerate(pulls(rows)[:-1]):
+        others = torch.cat([rows[:at], rows[at + 1 : -1]])
+        assert found >= float(torch.cosine_similarity(rows[at], others, dim=1).mean()) - 1e-5
 
 
 @given(st.integers(4, 9), st.integers(0, 9), st.sampled_from([-1.0, -10.0, -1e30]))
@@ -57,25 +68,25 @@ def test_what_has_no_direction_says_nothing(rows: torch.Tensor) -> None:
     assert pulls(rows) == [0.0, 0.0, 0.0]
 
 
-def test_words_are_about_what_is_in_the_sum_and_of_three_trainers_at_least() -> None:
+def test_words_are_about_what_is_in_the_sum_and_of_five_trainers_at_least() -> None:
     total, sketches = torch.zeros(40), Sketches(40, torch.device("cpu"), 1)
-    said = dict(zip("abc", torch.eye(3, 40) + 1.0, strict=True))
+    said = dict(zip("abcde", torch.eye(5, 40) + 1.0, strict=True))
     for trainer, share in said.items():
-        assert sketches.words("abc") == ()
+        assert sketches.words("abcde") == ()
         with sketches.seeing(trainer, total):
             total += share
-    found = sketches.words("abc")
+    found = sketches.words("abcde")
     assert all(0 < word <= WHOLE for word in found)
     with sketches.seeing("a", total):
         total -= 2 * said["a"]
-    turned = sketches.words("abc")
+    turned = sketches.words("abcde")
     assert turned[0] < 0
-    assert sketches.words("ab") == (), "of two nobody knows which is right"
+    assert sketches.words("abcd") == (), "of four nobody can be judged"
     with sketches.seeing("a", total):
         total += said["a"]
-    assert sketches.words("abc") == (), "nothing of it is in the sum"
+    assert sketches.words("abcde") == (), "nothing of it is in the sum"
     sketches.draw()
-    assert sketches.words("abc") == ()
+    assert sketches.words("abcde") == ()
 
 
 def test_long_sum_is_seen_at_places_that_the_secret_draws_anew_for_each_step() -> None:
@@ -99,20 +110,20 @@ def test_of_more_trainers_than_there_is_room_for_the_rest_is_not_judged() -> Non
 
 def test_accumulator_takes_what_it_removes_out_of_its_trainers_share() -> None:
     seen = Accumulator(LAYOUT, "float64", torch.device("cpu"))
-    assert seen.words("abc") == ()
+    assert seen.words("abcde") == ()
     seen.see_trainers(1)
     plain = Accumulator(LAYOUT, "float64", torch.device("cpu"))
-    works: list[StepWork] = [StepWork(1, MicrobatchId(one, "0" * 16, 0, at)) for at, one in enumerate("abca")]
+    works: list[StepWork] = [StepWork(1, MicrobatchId(one, "0" * 16, 0, at)) for at, one in enumerate("abcdea")]
     for number, work in enumerate(works):
         for accumulator in (seen, plain):
             accumulator.add(work, gradients(number))
-    four = seen.words("abc")
-    assert len(four) == 3
-    seen.remove(works[3], gradients(3))
-    three = seen.words("abc")
-    assert three != four
-    seen.add(works[3], gradients(3))
-    assert seen.words("abc") == four
+    six = seen.words("abcde")
+    assert len(six) == 5
+    seen.remove(works[5], gradients(5))
+    five = seen.words("abcde")
+    assert five != six
+    seen.add(works[5], gradients(5))
+    assert seen.words("abcde") == six
     assert torch.equal(seen.total, plain.total)
     seen.reset()
-    assert seen.words("abc") == ()
+    assert seen.words("abcde") == ()

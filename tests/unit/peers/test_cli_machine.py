@@ -25,6 +25,7 @@ from peers.invites.invite import parse_invite
 from peers.invites.wishes import ROLES
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
+from swarm.consensus.trials import FEWEST_TRAINERS, few_trainers
 from swarm.ids import PartName, stage_part
 from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout
 from swarm.pipeline.activity import AuditCounts
@@ -282,6 +283,7 @@ STANDINGS: dict[str, dict[str, Any]] = {
     },
     "fewer copies than asked for": {"copies": ("stage-1",), "fewer_copies": "ends has 1 of 2"},
     "two voters": {"few_voters": few_voters(2)},
+    "four trainers": {"few_trainers": few_trainers(4)},
     "has a time to leave in": {"ends_by": 1_700_000_000.0},
     "early share": {"early": (0.0, 0.25)},
     "one is lost": {"lost": 1},
@@ -318,6 +320,10 @@ def test_status_of_a_peer_says_what_it_does_and_what_is_unusual(snapshot: Snapsh
 def test_fewer_voters_than_three_are_said(snapshot: Snapshot) -> None:
     assert "one voter only" in few_voters(1)
     assert [few_voters(n) for n in (0, 3, 11)] == ["", "", ""]
+
+
+def test_fewer_trainers_than_can_be_judged_are_said() -> None:
+    assert [bool(few_trainers(n)) for n in (1, FEWEST_TRAINERS - 1, FEWEST_TRAINERS)] == [True, True, False]
 
 
 def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it(snapshot: Snapshot) -> None:

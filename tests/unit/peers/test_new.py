@@ -87,7 +87,7 @@ def test_new_for_strangers_checks_what_peers_compute_and_says_so(file: Path, tok
     assert made.manifest.verify.audit == 0.05
     assert dict(summary(made))["checks"] == (
         "where three or more replicas hold a part, sums far from the others are left out and 2 % of the means are "
-        "computed again; no microbatch weighs more than 2 times the usual; of 3 trainers and more one that pulls "
+        "computed again; no microbatch weighs more than 2 times the usual; of 5 trainers and more one that pulls "
         "against the others feeds nothing; with 2 at the start nobody is judged; 5 % of what replicas compute is "
         "computed again by others"
     )
