@@ -12,9 +12,9 @@ others, as code is among prose, pulls less, and not against them.
 A trainer may make its microbatches of another's that it has computed first, to have that one fail. Each word is
 therefore a mean without the lowest (:func:`swarm.optim.sketches.pulls`): no single trainer lowers what is said of
 another below what the honest others are to that one. So nobody makes one fail that does not pull against those. One
-that does a little, for it is unlike them all, has two things against it: itself is among those others, and makes what
-they pull together look less. Of five trainers it is safe up to 0.40 of that, of six up to 0.47, of many up to FAR; of
-four up to 0.27, which honest text reaches: they are not judged.
+that does a little, for it is unlike them all, can be made to: itself is among those others, and makes what they pull
+together look less. By search over adversaries that takes a fifth and more of what the others pull, of five trainers,
+and a third, of six. Of four honest text reaches what it takes: they are not judged.
 
 Who fails has no quota for a while, each time for twice as long. It stays a member, and nobody calls it a liar.
 """
