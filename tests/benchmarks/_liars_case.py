@@ -72,6 +72,8 @@ CHARACTERS, HELD_OUT = 40_000, 16
 LONGEST_S = 7200.0
 """Of the clock in the run. One that takes longer has been stopped."""
 _PEER = re.compile(r"\b[1-9A-HJ-NP-Za-km-z]{46,60}\b")
+_OF = re.compile(r" of ([1-9A-HJ-NP-Za-km-z]{46,60}):")
+"""Of whom one says that a round broke on it."""
 
 
 def _peer(event: Any) -> list[str]:
@@ -94,7 +96,7 @@ NAMES: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
     WorkWithdrawn: lambda event: event.trainers,
     WorkExcluded: lambda event: _said(event.reason),
     JourneySetAside: lambda event: _said(event.reason),
-    AttemptFailed: lambda event: _said(event.reason),
+    AttemptFailed: lambda event: map(str, _OF.findall(event.reason)),
     PartsCapped: lambda event: [],
 }
 """Events that tell of something wrong, and whom each names; of :class:`TermBegan` that is who led before."""

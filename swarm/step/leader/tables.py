@@ -73,7 +73,8 @@ class ReconciledTable:
         }
         lost = {peer: microbatches for peer, microbatches in orphaned.items() if microbatches}
         lacking = {peer: one.failure for peer, one in cannot_hold.items() if peer not in lost}
-        reason = "; ".join(f"{peer}: {one.failure}" for peer, one in failed.items())
+        said = {peer: f" of {one.culprit}" if one.culprit not in (None, peer) else "" for peer, one in failed.items()}
+        reason = "; ".join(f"{peer}{said[peer]}: {one.failure}" for peer, one in failed.items())
         return VoidAttempt(tuple(sorted(parts)), lost, lacking), reason
 
     def scalars(self, rules: StepRules) -> tuple[Apply, Clipping]:

@@ -51,8 +51,8 @@ def shuffled(answers: Mapping[PeerId, V], order: list[PeerId]) -> dict[PeerId, V
 
 LACKS = (microbatch(0), microbatch(1))
 FAILURES: list[tuple[Mapping[PeerId, Averaged], set[PeerId], VoidAttempt, str]] = [
-    ({A: fails(B)}, set(), VoidAttempt((STAGE,), {}, {}), "A: void"),
-    ({A: fails(B), T: fails(None)}, set(), VoidAttempt((ENDS, STAGE), {}, {}), "A: void; T: void"),
+    ({A: fails(B)}, set(), VoidAttempt((STAGE,), {}, {}), "A of B: void"),
+    ({A: fails(B), T: fails(None)}, set(), VoidAttempt((ENDS, STAGE), {}, {}), "A of B: void; T: void"),
     ({A: fails(A, "it lacks it")}, set(), VoidAttempt((STAGE,), {}, {A: "it lacks it"}), "A: it lacks it"),
     ({A: fails(A, missing=LACKS)}, {T}, VoidAttempt((STAGE,), {A: LACKS}, {}), "A: void"),
     (
@@ -80,7 +80,7 @@ def test_void_attempt_says_what_follows_and_why(
 def test_failure_of_one_that_holds_no_part_voids_no_round() -> None:
     void, reason = replace(reconciled(WELL), roster=THREE, answers={A: fails(B), T: WELL[T]}).void(())
     assert void is not None
-    assert (void.parts, reason) == ((STAGE,), "A: void")
+    assert (void.parts, reason) == ((STAGE,), "A of B: void")
 
 
 # --- apply and the record --------------------------------------------------------------------------------------------
