@@ -55,7 +55,7 @@ class Span:
 ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 3, Size.FULL: 9}
 SPANS = {
     Size.SMOKE: {"small": Span(0.5, 1.0, "tiny")},
-    Size.DEFAULT: {"small": Span(3.0, 5.0, "small"), "medium": Span(6.0, 12.0, "medium")},
+    Size.DEFAULT: {"small": Span(3.0, 5.0, "small"), "medium": Span(4.0, 8.0, "medium")},
     Size.FULL: {"small": Span(3.0, 14.0, "small"), "medium": Span(6.0, 20.0, "medium")},
 }
 """By model. A smoke has a smaller one, and leaves the medium one out, which differs in its numbers alone."""
