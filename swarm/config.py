@@ -365,41 +365,35 @@ def check_influence(manifest: Manifest) -> None:
     if 0 < influence < 1:
         why = "below 1 it would scale down most of what honest peers compute"
         raise ConfigError(key, influence, "0, or 1 and more", "Use 2, or leave it out.", why=why)
-    if influence and manifest.run.reproducible:
-        why = "what is usual is the replicas' word, and depends on which of them computed what"
-        raise ConfigError(
-            key, influence, "0 with run.reproducible = true", f"Leave {key} out, or set it to false.", why=why
-        )
-    if influence and manifest.averaging.mode == "local":
-        why = "replicas that train apart take steps of their own, which nobody bounds"
-        raise ConfigError(
-            key,
-            influence,
-            '0 with averaging.mode = "local"',
-            f'Leave {key} out, or use averaging.mode = "sync".',
-            why=why,
-        )
+    if influence:
+        _check_steps_shared(
+            manifest, key, influence, "0",
+            reproducible="what is usual is the replicas' word, and depends on which of them computed what",
+            local="replicas that train apart take steps of their own, which nobody bounds",
+        )  # fmt: skip
 
 
 def check_trainer_test(manifest: Manifest) -> None:
     """Check whether trainers of this run can be tested. Raises ConfigError."""
-    if not manifest.optimizer.trainer_test:
-        return
-    key = "optimizer.trainer_test"
+    if manifest.optimizer.trainer_test:
+        _check_steps_shared(
+            manifest, "optimizer.trainer_test", True, "false",
+            reproducible="who fails is found by what replicas say, which depends on which of them computed what",
+            local="replicas that train apart take steps of their own, in which nobody compares trainers",
+        )  # fmt: skip
+
+
+def _check_steps_shared(
+    manifest: Manifest, key: str, value: object, off: str, *, reproducible: str, local: str
+) -> None:
+    """Raises ConfigError for a key that needs steps which replicas take together, and in which any of them may have
+    computed a microbatch; the reasons say why."""
     if manifest.run.reproducible:
-        why = "who fails is found by what replicas say, which depends on which of them computed what"
-        raise ConfigError(
-            key, True, "false with run.reproducible = true", f"Leave {key} out, or set that to false.", why=why
-        )
+        remedy = f"Leave {key} out, or set run.reproducible = false."
+        raise ConfigError(key, value, f"{off} with run.reproducible = true", remedy, why=reproducible)
     if manifest.averaging.mode == "local":
-        why = "replicas that train apart take steps of their own, in which nobody compares trainers"
-        raise ConfigError(
-            key,
-            True,
-            'false with averaging.mode = "local"',
-            f'Leave {key} out, or use averaging.mode = "sync".',
-            why=why,
-        )
+        remedy = f'Leave {key} out, or use averaging.mode = "sync".'
+        raise ConfigError(key, value, f'{off} with averaging.mode = "local"', remedy, why=local)
 
 
 def check_verify(manifest: Manifest) -> None:
