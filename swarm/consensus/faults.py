@@ -16,16 +16,15 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from swarm.consensus.roster import Roster
-from swarm.consensus.slowness import FORGET, Barred
+from swarm.consensus.slowness import FORGET, Barred, doubled
 from swarm.errors import Advice, Refused, Violation
 from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, PeerId, stage_part
 from swarm.schema import AFTER_CHARS, AfterField, Count, Message, MicrobatchField, PeerIdField, SignatureField
 from swarm.security.signing import audit_bytes, receipt_bytes
+from swarm.security.statements import HopStatement, proves
 
 MAX_AUDITORS = 6
 """So many replicas judge one hop at most."""
-
-
 MAX_FAULTS, FAULT_BYTES = 8, 1500
 """So many faults go into one record, and the most that one takes there."""
 FIRST_BAR, MOST_DOUBLINGS = 256, 20
@@ -34,27 +33,15 @@ CONTRADICTIONS = 2
 """In so many steps a replica must contradict what most find of a hop, to be barred for it."""
 
 
-class _InFiles(Message):
-    """Bytes are hex in files."""
-
-    model_config = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
-
-
-class HopStatement(_InFiles):
-    """What one replica found that computed a hop again: ``wrong`` or not, signed (:func:`audit_bytes`)."""
-
-    auditor: PeerIdField
-    wrong: bool
-    signature: SignatureField
-
-
-class HopFault(_InFiles):
+class HopFault(Message):
     """A hop of the open step that a replica, the ``accused``, signed for, and what others found that computed it again.
 
     The microbatch, and where it was, are named as in the pipeline's messages; ``hop`` is the stage. ``receipt`` is the
     accused's signature under what it ``told`` of its content (:func:`~swarm.pipeline.seals.told_digest`), with the
-    ``tokens`` of a replica that computes the loss, 0 of others.
+    ``tokens`` of a replica that computes the loss, 0 of others. Bytes are hex in files.
     """
+
+    model_config = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
 
     step: Count
     microbatch: MicrobatchField
@@ -133,7 +120,7 @@ def check_fault(
             raise Violation(f"what {one.auditor} is said to have found is forged")
     against = fault.said(wrong=True)
     most = max(len(against), len(said) - len(against))
-    if against and most >= 2 and 2 * most > len(judges):
+    if against and proves(most, len(judges)):
         return fault.outvoted
     raise Refused(f"{len(said)} of {len(judges)} replicas said what they found: that decides nothing")
 
@@ -176,8 +163,8 @@ def barring(known: Mapping[str, Barred], step: int, found: Mapping[str, Collecti
         one = known.get(peer, Barred())
         words = one.contradicted + any(peer in wrong for wrong in found.values())
         if peer in lied or (words > one.contradicted and words >= CONTRADICTIONS):
-            leave = FIRST_BAR << min(one.times, MOST_DOUBLINGS)
-            one = Barred(times=one.times + 1, until=step + 1 + leave)
+            times = one.times + 1
+            one = Barred(times=times, until=step + 1 + doubled(FIRST_BAR, times, MOST_DOUBLINGS))
         elif words > one.contradicted:
             one = one.model_copy(update={"contradicted": words, "until": max(one.until, step + 1)})
         if step < one.until + FORGET * FIRST_BAR * max(1, one.times):

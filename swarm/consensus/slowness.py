@@ -32,7 +32,8 @@ FORGET = 4
 
 
 class Suspension(Message):
-    """How often records say that a member was left out of the run, and the first step with which it may join again."""
+    """How often records say that a member was left out, of the run or of feeding it, and the first step with which it
+    may take part again."""
 
     times: Count = 0
     until: Count = 0
@@ -110,9 +111,15 @@ def following(
     return said
 
 
+def doubled(first: int, times: int, most: int) -> int:
+    """Return for how many steps one is left out for the ``times``-th time: ``first`` the first time, twice as many each
+    time, doubled ``most`` times at most."""
+    return first << min(times - 1, most)
+
+
 def _left(one: Slow, step: int) -> Slow:
     return Slow(times=one.times + 1, until=step + 1 + _leave(one.times + 1))
 
 
 def _leave(times: int) -> int:
-    return FIRST_LEAVE << min(times - 1, MOST_DOUBLINGS)
+    return doubled(FIRST_LEAVE, times, MOST_DOUBLINGS)

@@ -30,6 +30,7 @@ from typing import Annotated, Protocol
 from pydantic import Field
 
 from swarm.consensus.roster import Roster
+from swarm.consensus.slowness import FORGET, Suspension, doubled
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_of
 from swarm.schema import Count, Message, PartField
 
@@ -52,8 +53,6 @@ FEWEST_TRAINERS = 5
 """Of fewer a single one could have an honest one fail that is unlike the others."""
 FIRST_REST, MOST_DOUBLINGS = 256, 6
 """For so many steps a trainer that fails feeds nothing, and how often that is doubled."""
-FORGET = 4
-"""So many times as long as a trainer rested, or would have, it is remembered after it."""
 UNSURE, MAX_AWAY = 2.0, 64
 """Who leaves while it is below nothing by so many standard errors is remembered as well, and goes on from there when it
 is back: else it would leave each time before it is judged. So many of those that are away, who were there last."""
@@ -107,13 +106,11 @@ class Tally(Message):
         )
 
 
-class Trial(Message):
-    """What records say of one trainer: the ``tallies`` of stages, how often it failed, and the first step that it may
-    feed again. Of one that has just failed the tallies by which it did are there."""
+class Trial(Suspension):
+    """What records say of one trainer: the ``tallies`` of stages, how often it failed, and when it may feed again. Of
+    one that has just failed the tallies by which it did are there."""
 
     tallies: Annotated[dict[PartField, Tally], Field(max_length=1024)] = {}
-    times: Count = 0
-    until: Count = 0
 
     @property
     def mean(self) -> float:
@@ -242,4 +239,4 @@ def _remembered(one: Trial) -> int:
 
 
 def _rest(times: int) -> int:
-    return FIRST_REST << min(times - 1, MOST_DOUBLINGS)
+    return doubled(FIRST_REST, times, MOST_DOUBLINGS)

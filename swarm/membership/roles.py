@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from swarm.clock import Clock
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
-from swarm.consensus.faults import HopFault, HopStatement, auditors
+from swarm.consensus.faults import HopFault, auditors
 from swarm.consensus.records import CloseRecord, CodecPair, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
 from swarm.device import Device
@@ -38,7 +38,7 @@ from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
-from swarm.pipeline.trainer.audits import Audits, HopClaim, HopJudgement
+from swarm.pipeline.trainer.audits import Audits, HopClaim
 from swarm.pipeline.trainer.flight import EarlyRules, InFlight
 from swarm.pipeline.trainer.held_out import HeldOut, HeldOutRows
 from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
@@ -52,6 +52,7 @@ from swarm.planning.costs import (
 from swarm.schema import AFTER_CHARS
 from swarm.security.credentials import Credential
 from swarm.security.signing import PrivateIdentity, verify
+from swarm.security.statements import HopStatement
 from swarm.state.frozen import ModelFiles
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import SignedReceipt
@@ -319,7 +320,7 @@ class _Reports:
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         await self._leader.put_aside(step, microbatch, reason)
 
-    async def accuse(self, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+    async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
         fault = HopFault(
             **claim.key._asdict(),
             hop=claim.hop,
@@ -327,9 +328,7 @@ class _Reports:
             told=claim.receipt.digest,
             tokens=claim.receipt.tokens,
             receipt=claim.receipt.signature,
-            statements=tuple(
-                HopStatement(auditor=one.auditor, wrong=one.wrong, signature=one.signature) for one in found
-            ),
+            statements=tuple(found),
         )
         await self._leader.accuse(fault)
 

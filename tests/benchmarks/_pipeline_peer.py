@@ -38,13 +38,14 @@ from swarm.pipeline.compute import Bounds, StageCompute
 from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
-from swarm.pipeline.trainer.audits import HopClaim, HopJudgement
+from swarm.pipeline.trainer.audits import HopClaim
 from swarm.pipeline.trainer.flight import InFlight
 from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.security.signing import verify
+from swarm.security.statements import HopStatement
 from tests.benchmarks._pipeline_load import (
     SIZES,
     Order,
@@ -270,7 +271,7 @@ class EndlessLeader:
         """Nothing is poisonous here."""
         raise RuntimeError(f"{microbatch} was set aside: {reason}")
 
-    async def accuse(self, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+    async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
         """Nothing is computed again."""
 
     async def wait_quota(self, step: int) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.changes import Admission, admission_bytes
-from swarm.consensus.faults import HopFault, HopStatement, auditors
+from swarm.consensus.faults import HopFault, auditors
 from swarm.consensus.roster import Member, owner
 from swarm.errors import Busy, PeerError
 from swarm.ids import JourneyKey, MicrobatchId, PartName, PeerId, stage_of
@@ -26,6 +26,7 @@ from swarm.network.protocols import AnyMethod
 from swarm.optim.part import TrainedPart
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity
+from swarm.security.statements import HopStatement
 from swarm.sim.loop import PEER
 from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.batch import BatchCollection

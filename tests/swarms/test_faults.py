@@ -15,7 +15,7 @@ from peers.commands.history import fault_lines, read
 from peers.commands.history_source import HistorySource
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus import faults
-from swarm.consensus.faults import HopFault, HopStatement, auditors
+from swarm.consensus.faults import HopFault, auditors
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import Member, Roster, owner
 from swarm.errors import OutOfSync, PeerError
@@ -23,6 +23,7 @@ from swarm.events import PeerLost, ProvenWrong, StepGivenUp
 from swarm.ids import JourneyKey, PeerId
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import audit_bytes
+from swarm.security.statements import HopStatement
 from swarm.sim.loop import PEER, run_world
 from swarm.step.calls import first_leaf
 from swarm.step.member.remote_leader import RemoteLeader

@@ -137,9 +137,7 @@ class Auditing:
             if ours is None or said == NOTHING:
                 return Found("wrong", f"another {what} than none" if ours is None else f"no {what}")
             theirs = await self._claimed(claim, said, direction, at)
-            step = claim.errand.work.ready_in
-            about = (self._settings.specs, ours, theirs, step, direction)
-            found = await self._recalls.on_device(partial(compared, *about, mixture=self._settings.mixture))
+            found = await self._compared(ours, theirs, material.work, direction)
             if found.verdict == "wrong" and await self._steady(material, ours, direction):
                 return Found("wrong", f"the {what}: {found.reason}")
             if found.verdict == "wrong":
@@ -153,14 +151,17 @@ class Auditing:
     async def _steady(self, material: Material, ours: Payload, direction: Direction) -> bool:
         """Return whether what we found comes out the same where what it is computed from differs in the last place.
         Cost: computing it once more, and where somebody is to be called wrong only."""
-        specs, step, mixture = self._settings.specs, material.work.ready_in, self._settings.mixture
         again = partial(self._context.compute.again, material, shaken=True)
         output, back = await self._recalls.on_device(again)
         other = output if direction == "forward" else back.gradient
         assert other is not None  # noqa: S101 - ours is not
-        about = (specs, ours, other, step, direction)
-        found: Found = await self._recalls.on_device(partial(compared, *about, mixture=mixture))
-        return found.verdict == "right"
+        return (await self._compared(ours, other, material.work, direction)).verdict == "right"
+
+    async def _compared(self, ours: Payload, theirs: Payload, work: StepWork, direction: Direction) -> Found:
+        settings, about = self._settings, (ours, theirs, work.ready_in, direction)
+        compare = partial(compared, settings.specs, *about, mixture=settings.mixture)
+        found: Found = await self._recalls.on_device(compare)
+        return found
 
     # --- what it takes ---------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from swarm.pipeline.messages import AUDIT, Audit, Audited, Verdict
 from swarm.pipeline.seals import Check
 from swarm.pipeline.trainer.hops import Receipt
 from swarm.security.signing import audit_bytes
+from swarm.security.statements import HopStatement, proves
 from swarm.waiting import retry_while_busy
 
 NEWCOMER_SHARE, NEWCOMER_STEPS = 0.25, 64
@@ -32,15 +33,6 @@ PATIENCE, AT_LEAST_S, SILENT_S = 8.0, 5.0, 300.0
 """A judge has so many times as long as the others took, and seconds more; who misses that is not asked for so long."""
 LOSS_TOLERANCE = 2e-2
 """How far a reported loss may be from what another computes, relative to it: what is shown depends on it alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class HopJudgement:
-    """What one replica of the stage found, with its signature."""
-
-    auditor: PeerId
-    wrong: bool
-    signature: bytes
 
 
 class HopClaim(NamedTuple):
@@ -66,7 +58,7 @@ class HopOutcome:
     outcome: AuditOutcome
     reason: str = ""
     by: tuple[PeerId, ...] = ()
-    proof: tuple[HopJudgement, ...] = ()
+    proof: tuple[HopStatement, ...] = ()
     against: tuple[PeerId, ...] = ()
 
     @property
@@ -164,14 +156,16 @@ class Audits:
         """One says that it is wrong: ask the others that judge it."""
         answers = await asyncio.gather(*(self._ask(peer, claim) for peer in others))
         said_by = [(first, "wrong", said), *((peer, *answer) for peer, answer in zip(others, answers, strict=True))]
-        signed = [
-            (peer, verdict == "wrong", one.signature) for peer, verdict, one in said_by if verdict in ("right", "wrong")
-        ]
-        found = tuple(HopJudgement(*one) for one in signed)
-        by, against = tuple(one.auditor for one in found), tuple(one.auditor for one in found if one.wrong)
-        if _agree(len(against), judges):
+        found = tuple(
+            HopStatement(auditor=peer, wrong=verdict == "wrong", signature=one.signature)
+            for peer, verdict, one in said_by
+            if verdict in ("right", "wrong")
+        )
+        by = tuple(PeerId(one.auditor) for one in found)
+        against = tuple(PeerId(one.auditor) for one in found if one.wrong)
+        if proves(len(against), len(judges)):
             return HopOutcome(claim, "failed", said.reason, by, found)
-        if _agree(len(by) - len(against), judges):
+        if proves(len(by) - len(against), len(judges)):
             return HopOutcome(claim, "passed", f"all but {', '.join(sorted(against))} find it right", by, found)
         why = f"{len(against)} of {len(judges)} say: {said.reason}"
         return HopOutcome(claim, "disputed", why, by, against=against)
@@ -213,8 +207,3 @@ class Audits:
         signed = audit_bytes(self.run, claim.key, claim.hop, claim.accused, claim.receipt.digest, wrong)
         if not self.verify(peer, signed, said.signature):
             raise Violation("its verdict is not signed", peer=peer)
-
-
-def _agree(count: int, judges: Sequence[PeerId]) -> bool:
-    """Return whether so many of them prove somebody wrong; see :func:`swarm.consensus.faults.check_fault`."""
-    return count >= 2 and 2 * count > len(judges)

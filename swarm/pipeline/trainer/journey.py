@@ -44,7 +44,7 @@ from swarm.pipeline.messages import (
 )
 from swarm.pipeline.retention import payload_bytes
 from swarm.pipeline.seals import NOTHING, Across, Content, Sealed, Seals, Shown, differing, hash_of
-from swarm.pipeline.trainer.audits import Audits, HopClaim, HopJudgement, HopOutcome
+from swarm.pipeline.trainer.audits import Audits, HopClaim, HopOutcome
 from swarm.pipeline.trainer.flight import NOTHING_EARLY, EarlyRules
 from swarm.pipeline.trainer.hops import (
     Directive,
@@ -62,6 +62,7 @@ from swarm.pipeline.trainer.hops import (
 from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.schema import Empty
+from swarm.security.statements import HopStatement
 from swarm.waiting import retry_while_busy
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class JourneyContext:
     most_loss: float = math.inf
 
 
-async def _to_nobody(claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+async def _to_nobody(claim: HopClaim, found: Sequence[HopStatement]) -> None:
     """Nobody leads."""
 
 
@@ -116,7 +117,7 @@ class JourneyHooks:
     attend: Callable[[Iterable[PeerId]], None]
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     warn: Callable[[], None] = lambda: None
-    accuse: Callable[[HopClaim, Sequence[HopJudgement]], Coroutine[Any, Any, None]] = _to_nobody
+    accuse: Callable[[HopClaim, Sequence[HopStatement]], Coroutine[Any, Any, None]] = _to_nobody
 
 
 # --- a microbatch, and what comes of it -------------------------------------------------------------------------------
@@ -340,7 +341,6 @@ class Journey:
         found = await asyncio.gather(*map(audits.judge, drawn))
         for one in found:
             self._tell_of(one)
-        for one in found:
             if one.proof:
                 self._hooks.spawn(self._hooks.accuse(one.claim, one.proof))
         if out := next((one for one in found if not one.counts), None):

@@ -38,7 +38,7 @@ from swarm.pipeline.messages import (
 from swarm.pipeline.retention import RETENTION_BYTES, HeldOfMicrobatches
 from swarm.pipeline.seals import Across, Sealed
 from swarm.pipeline.settle import Assigned, settle
-from swarm.pipeline.trainer.audits import HopClaim, HopJudgement
+from swarm.pipeline.trainer.audits import HopClaim
 from swarm.pipeline.trainer.ends import TrainerEnds
 from swarm.pipeline.trainer.flight import InFlight
 from swarm.pipeline.trainer.issued import IssuedTable
@@ -53,6 +53,7 @@ from swarm.pipeline.trainer.journey import (
 )
 from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
+from swarm.security.statements import HopStatement
 from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class StepLeader(Protocol):
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         """Report a microbatch that cannot be computed; its quota is free again."""
 
-    async def accuse(self, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+    async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
         """Tell what others found that computed a hop again. Raises a PeerError where the leader takes it for no
         proof."""
 
@@ -401,7 +402,7 @@ class Trainer:
         self._tasks.changed.set()
         await self._report(row, leader)
 
-    async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[HopJudgement]) -> None:
+    async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[HopStatement]) -> None:
         try:
             await leader.accuse(claim, found)
         except PeerError as error:

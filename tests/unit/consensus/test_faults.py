@@ -16,7 +16,6 @@ from swarm.consensus.faults import (
     MAX_AUDITORS,
     MAX_BARRED,
     HopFault,
-    HopStatement,
     auditors,
     barring,
     check_fault,
@@ -28,6 +27,7 @@ from swarm.errors import PeerError, Refused, Violation
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity, audit_bytes, receipt_bytes, verify
+from swarm.security.statements import HopStatement
 
 RUN, PREVIOUS, STEP, STAGE = "ab" * 32, "cd" * 32, 7, 1
 TOLD = bytes(range(32))
