@@ -18,7 +18,7 @@ from swarm.errors import DeadlineMissed, PeerError, Refused, StateError, Unreach
 from swarm.events import JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Payload
-from swarm.pipeline.activity import AuditCounts, PipelineActivity
+from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.messages import (
     ATTEND,
@@ -137,8 +137,10 @@ class Trainer:
     def activity(self) -> PipelineActivity:
         """Return what is done now: of a trainer, the journeys under way and whom it leaves out."""
         probation = self._context.replicas.wiring.on_probation(now=self._context.clock.monotonic())
-        audits = AuditCounts() if self._context.audits is None else self._context.audits.counted
-        return PipelineActivity(under_way=len(self._under_way()), probation=probation, audits=audits)
+        doing = PipelineActivity(under_way=len(self._under_way()), probation=probation)
+        if (audits := self._context.audits) is None:
+            return doing
+        return replace(doing, audits=audits.counted, checked=audits.checked)
 
     def open_step(
         self,

@@ -26,11 +26,12 @@ from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, compared, far_rows
 from swarm.pipeline.trainer.audits import (
     AT_LEAST_S,
     NEWCOMER_SHARE,
-    NEWCOMER_STEPS,
     PATIENCE,
     SILENT_S,
+    STANDING,
     Audits,
     HopClaim,
+    share_of,
 )
 from swarm.pipeline.trainer.hops import Receipt
 from swarm.security.signing import audit_bytes, receipt_bytes
@@ -53,7 +54,7 @@ class Wrong(CheapPart):
         return None if gradient is None else gradient * (1 + self.by), rest
 
 
-def audits_of(crew: Crew, share: float = 1.0, joined: int | None = None) -> Audits:
+def audits_of(crew: Crew, share: float = 1.0) -> Audits:
     """Have all hops of a crew's journeys computed again by the others of the stage, in their order."""
     context = crew.side.context
 
@@ -62,7 +63,7 @@ def audits_of(crew: Crew, share: float = 1.0, joined: int | None = None) -> Audi
 
     made = context.audits = Audits(
         run=RUN, endpoint=context.endpoint, clock=context.clock, verify=verify, judges=judges,
-        joined=lambda peer: joined, share=share, chance=lambda: 0.1, within_s=5.0,
+        share=share, chance=lambda: 0.1, within_s=5.0,
     )  # fmt: skip
     return made
 
@@ -207,7 +208,7 @@ class Judges:
     def audits(self, judges: Collection[PeerId], chance: Callable[[], float] = lambda: 0.0) -> Audits:
         """Have these judge."""
         return Audits(
-            run=RUN, endpoint=self, clock=self.clock, verify=verify, joined=lambda peer: None,  # type: ignore[arg-type]
+            run=RUN, endpoint=self, clock=self.clock, verify=verify,  # type: ignore[arg-type]
             judges=lambda key, hop, peer: list(judges), share=1.0, chance=chance,
         )  # fmt: skip
 
@@ -312,11 +313,26 @@ async def test_journey_is_not_told_of_before_its_hops_are_judged_and_can_be_give
 # --- what is drawn ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("joined", "drawn"), [(None, False), (NEWCOMER_STEPS - 1, True), (NEWCOMER_STEPS, False)])
-async def test_newcomers_are_audited_more_often(joined: int | None, drawn: bool) -> None:
-    crew = await Crew.of([[A], [B]])
-    assert 0.05 < 0.1 < NEWCOMER_SHARE, "what chance draws here is between them"
-    assert audits_of(crew, 0.05, joined).draws(A) is drawn
+@pytest.mark.parametrize("least", [0.03, 0.05, 0.25, 0.5, 1.0])
+def test_the_more_hops_were_found_right_the_fewer_are_drawn_and_no_fewer_than_of_all(least: float) -> None:
+    shares = [share_of(least, checked) for checked in range(STANDING + 1)]
+    assert shares[0] == pytest.approx(max(least, NEWCOMER_SHARE))
+    assert shares == sorted(shares, reverse=True)
+    assert all(share >= least for share in shares)
+    assert {share_of(least, checked) for checked in (STANDING, 10**9)} == {least}
+
+
+@pytest.mark.parametrize(("said", "left"), [("right", 6), ("unjudged", 5), ("withheld", 0), ("wrong", 0)])
+async def test_only_what_was_found_right_counts_and_what_does_not_count_begins_it_anew(said: str, left: int) -> None:
+    audits = Judges(a1=said).audits([A1], lambda: 0.1)
+    audits.share, audits.checked[A] = 0.05, 5
+    assert audits.draws(A), "a replica of which five hops were found right"
+    found = await audits.judge(CLAIM)
+    assert found.counts == (left > 0)
+    assert audits.checked[A] == left
+    assert audits.draws(A) is (left < 6)
+    audits.checked[A] = STANDING
+    assert not audits.draws(A)
 
 
 async def test_lie_that_a_neighbour_covers_is_not_proven_and_does_not_count() -> None:
