@@ -137,10 +137,22 @@ def test_judge_that_calls_right_what_most_find_wrong_is_told_of(tmp_path: Path) 
     assert record["absent"] == accused, "it is barred the second time"
 
 
-@pytest.mark.parametrize("words", [lambda number: number == 0, lambda number: number > 0])
-def test_word_against_word_decides_nothing_and_the_trainer_goes_on(words: Words, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lone", [0, 1])
+def test_of_three_the_judge_that_alone_calls_a_hop_wrong_is_told_of(lone: int, tmp_path: Path) -> None:
     swarm = swarm_of(tmp_path, run={"steps": STEP + 1, "reproducible": True})
-    with accuses(swarm, words) as accused, pytest.MonkeyPatch.context() as patch:
+    with accuses(swarm, lambda number: number == lone) as accused:
+        run_world(swarm.run())
+    (told,) = swarm.events(ProvenWrong)
+    assert accused == [told.accused] == [*told.by][:1]
+    assert (told.peer in told.by, len(told.by), told.until) == (False, 2, 0)
+    (record,) = [record for record in swarm.history() if record.get("faults")]
+    assert (record["absent"], list(record["barred"])) == ([], [told.peer])
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+
+
+def test_word_against_word_decides_nothing_and_the_trainer_goes_on(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=4, run={"steps": STEP + 1, "reproducible": True})
+    with accuses(swarm) as accused, pytest.MonkeyPatch.context() as patch:
         refused = list[PeerError]()
         honest = RemoteLeader.accuse
 
