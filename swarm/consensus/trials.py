@@ -113,6 +113,11 @@ class Trial(Suspension):
     tallies: Annotated[dict[PartField, Tally], Field(max_length=1024)] = {}
 
     @property
+    def rest(self) -> Trial:
+        """Return it without what it is judged by."""
+        return Trial(times=self.times, until=self.until)
+
+    @property
     def mean(self) -> float:
         """Return how far it pulls with the others, from −1 to 1: at the stage in the middle, of two the kinder."""
         return median_high([one.mean for one in self.tallies.values()] or [0.0])
@@ -188,7 +193,7 @@ def following(
     for peer in sorted({*known, *samples}):
         one = known.get(peer, Trial())
         if one.until > step:
-            one = Trial(times=one.times, until=one.until)
+            one = one.rest
         elif peer in samples:
             more = {part: one.tallies.get(part, Tally()).more(*told) for part, told in samples[peer].items()}
             one = one.model_copy(update={"tallies": {**one.tallies, **more}})
