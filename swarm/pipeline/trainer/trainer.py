@@ -85,8 +85,8 @@ class StepLeader(Protocol):
         """Report a microbatch that cannot be computed; its quota is free again."""
 
     async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
-        """Tell what others found that computed a hop again. Raises a PeerError where the leader takes it for no
-        proof."""
+        """Tell what others found that computed a hop again; returns when the leader knows. Raises a PeerError where it
+        takes that for no proof, and for a closed step."""
 
     async def wait_quota(self, step: int) -> None:
         """Returns when asking for quota again makes sense."""
@@ -403,10 +403,15 @@ class Trainer:
         await self._report(row, leader)
 
     async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+        """Return when the leader knows, or takes it for no proof, or the step is closed. What it does not take is
+        named in the log, and so is what it was not told when this was cancelled."""
         try:
             await leader.accuse(claim, found)
         except PeerError as error:
             logger.warning("step %d, what %s did is not looked at: %s", claim.key.step, claim.accused, error)
+        except asyncio.CancelledError:
+            logger.warning("step %d, its leader was not told what %s did", claim.key.step, claim.accused)
+            raise
 
     def _check_own_part(self, poison: Poisoned) -> None:
         self._own_failures += isinstance(poison, OwnFailure)

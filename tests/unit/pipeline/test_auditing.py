@@ -15,7 +15,7 @@ from torch import Tensor
 from swarm.compression.dense import FLOAT32
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Violation, WrongStep
 from swarm.events import HopAudited
-from swarm.ids import JourneyKey, PeerId, StepWork
+from swarm.ids import JourneyKey, MicrobatchId, PeerId, StepWork
 from swarm.models.spec import TensorSpec, token_spec
 from swarm.pipeline.activity import AuditCounts
 from swarm.pipeline.boundary import BoundarySpecs
@@ -130,6 +130,28 @@ async def test_hop_that_most_find_wrong_is_done_again_by_others_and_its_replica_
     assert crew.sums() == honest.sums()
     assert crew.side.part.held == honest.side.part.held
     assert crew.side.trainer.activity().audits.wrong == accused.count(A)
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["in time", "not any more"])
+async def test_microbatch_is_reported_when_its_leader_knows_who_did_it_wrong(
+    closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew, leader, known, told = await audited(), FakeLeader(6), asyncio.Event(), set[MicrobatchId]()
+    crew.replicas[A].part.scale = 3.0
+
+    async def accuse(claim: HopClaim, found: object) -> None:
+        told.add(claim.key.microbatch)
+        await known.wait()
+
+    leader.accuse = accuse  # type: ignore[method-assign]
+    async with crew.working():
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: told and len(told) + len(leader.finished) == 6)
+        assert told.isdisjoint(one.key.microbatch for one in leader.finished)
+        (leader.over if closed else known).set()
+        await feeding
+    assert len(leader.finished) == 6 - closed * len(told)
+    assert caplog.text.count("step 1, its leader was not told what") == closed * len(told)
 
 
 async def test_of_two_that_differ_neither_is_accused_and_the_other_does_the_hop() -> None:
