@@ -237,6 +237,10 @@ class Trainer:
             raise WrongStep(f"step {step} is not open here")
         await settle(self._ends, step, assigned)
 
+    def avoid(self, replica: PeerId) -> None:
+        """Give a replica, which was proven wrong, nothing more in the open step where another is there."""
+        self._context.replicas.wrong.add(replica)
+
     def lost(self, peer: PeerId, reason: str) -> None:
         """A replica is gone: every journey through it is repaired now, without waiting for its deadlines."""
         self._context.suspect(peer, reason)
