@@ -50,7 +50,8 @@ among prose, honest, 0.2; gradients that are turned around, of five, 0.9.)"""
 MOST = 96
 """From so many microbatches on what is older counts half: who changes is judged by what it does now."""
 FEWEST_TRAINERS = 5
-"""Of fewer a single one could have an honest one fail that is unlike the others."""
+"""Of fewer a single one can have most words say of an honest one, unlike the others, that it pulls against them: it
+turns itself away from that one and from the others at once."""
 FIRST_REST, MOST_DOUBLINGS = 256, 6
 """For so many steps a trainer that fails feeds nothing, and how often that is doubled."""
 UNSURE, MAX_AWAY = 2.0, 64
