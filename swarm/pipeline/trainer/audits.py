@@ -24,7 +24,7 @@ from swarm.pipeline.messages import AUDIT, Audit, Audited, Verdict
 from swarm.pipeline.seals import Check
 from swarm.pipeline.trainer.hops import Receipt
 from swarm.security.signing import audit_bytes
-from swarm.security.statements import HopStatement, proves
+from swarm.security.statements import HopStatement, found_wrong
 from swarm.waiting import retry_while_busy
 
 NEWCOMER_SHARE, STANDING = 0.25, 8
@@ -173,12 +173,13 @@ class Audits:
         )
         by = tuple(PeerId(one.auditor) for one in found)
         against = tuple(PeerId(one.auditor) for one in found if one.wrong)
-        if proves(len(against), len(judges)):
+        wrong = found_wrong(len(against), len(by) - len(against), len(judges))
+        if wrong is None:
+            why = f"{len(against)} of {len(judges)} say: {said.reason}"
+            return HopOutcome(claim, "disputed", why, by, against=against)
+        if wrong:
             return HopOutcome(claim, "failed", said.reason, by, found)
-        if proves(len(by) - len(against), len(judges)):
-            return HopOutcome(claim, "passed", f"all but {', '.join(sorted(against))} find it right", by, found)
-        why = f"{len(against)} of {len(judges)} say: {said.reason}"
-        return HopOutcome(claim, "disputed", why, by, against=against)
+        return HopOutcome(claim, "passed", f"all but {', '.join(sorted(against))} find it right", by, found)
 
     async def _ask(self, peer: PeerId, claim: HopClaim) -> tuple[Verdict, Audited]:
         receipt = claim.receipt
