@@ -10,13 +10,12 @@ import functools
 from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.ids import PartName, PeerId
 from swarm.membership.announcer import Announcer
-from swarm.membership.by_role import given_by_role
 from swarm.membership.catching_up import ArrivalService, CatchingUp
 from swarm.membership.copying import Copies, Copying
 from swarm.membership.entering import Entering, Returning
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder, InitialWeights
-from swarm.membership.gate import AdmittedDirectory
+from swarm.membership.gate import AdmittedDirectory, given_by_role
 from swarm.membership.going_back import Checkpoints
 from swarm.membership.handover import ResidualHandover
 from swarm.membership.holding import LocalSGD, RoleManager
@@ -41,9 +40,8 @@ from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, fell_silent
 from swarm.step.context import CloseContext, MemberContext
-from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.lead_service import LeadService
-from swarm.step.loop import StepLoop
+from swarm.step.loop import ExitBarrier, StepLoop
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.member_service import MemberService
 from swarm.step.member.open_step import Attempt

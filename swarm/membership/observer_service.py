@@ -72,7 +72,7 @@ class ObserverService:
     newest step that was published, None before the genesis. ``frozen`` parts, each with so many numbers, can be had of
     any member; ``returns`` are the decisions with which the run went back to a checkpoint, as far as this process saw
     them. It knows no roles: who may learn nothing of a part is refused by what it is mounted in
-    (:func:`~swarm.membership.by_role.given_by_role`).
+    (:func:`~swarm.membership.gate.given_by_role`).
     """
 
     def __init__(

@@ -34,8 +34,8 @@ from swarm.membership.roles import PeerContext
 from swarm.membership.rules import spec_of, update_of
 from swarm.optim.part import PartState
 from swarm.security.signing import verify
-from swarm.state.donation import BURST_BYTES
 from swarm.state.snapshot import Cut, Snapshot
+from swarm.state.transfer import BURST_BYTES
 from swarm.waiting import ExponentialBackoff, News, TokenBucket, ended, first_done
 
 logger = logging.getLogger(__name__)

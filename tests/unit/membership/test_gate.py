@@ -16,8 +16,7 @@ from swarm.consensus.roster import Member
 from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
 from swarm.ids import ENDS, PeerId, RunId
 from swarm.membership.access import METHODS, CallerAccess
-from swarm.membership.by_role import given_by_role
-from swarm.membership.gate import MAX_PENDING_EACH, CallGate
+from swarm.membership.gate import MAX_PENDING_EACH, CallGate, given_by_role
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.observers import Observers
 from swarm.network.protocols import Rpc
@@ -27,8 +26,8 @@ from swarm.security.signing import PrivateIdentity, verify
 from swarm.state.checkpoints.checkpoint_service import CheckpointService, ListRequest
 from swarm.state.frozen import FrozenService, FrozenStore
 from swarm.state.transfer import ChunkRequest, StateDonor
-from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import OpenStep
+from swarm.step.member.position import Forking
 from swarm.step.observe_messages import (
     AHEAD,
     LEAVE,

@@ -13,7 +13,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, OutOfSync, Refused, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
-from swarm.membership import observer_start as starting
+from swarm.membership import observer as starting
 from swarm.membership.observer import Observer
 from swarm.membership.observer_sources import LONGEST_PATIENCE_S, MAX_IDLE, PATIENCE_S, UpdateSources, UpdateTimeout
 from swarm.membership.observers import LEASE_S, MAX_OBSERVERS

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ids import MicrobatchId, StepWork
-from swarm.optim.accumulate import Accumulator
-from swarm.optim.sketches import COORDINATES, MOST_TRAINERS, WHOLE, Sketches, pulls
+from swarm.optim.accumulate import COORDINATES, MOST_TRAINERS, WHOLE, Accumulator, Sketches, pulls
 from tests.unit.optim.test_accumulate import LAYOUT, gradients
 
 

@@ -23,9 +23,8 @@ from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.context import CloseContext
-from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.lead_service import LeadService
-from swarm.step.loop import StepLoop
+from swarm.step.loop import ExitBarrier, StepLoop
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import PREPARE, SignedReceipt
 from swarm.step.observe_messages import RunStanding
