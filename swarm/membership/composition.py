@@ -24,8 +24,7 @@ from swarm.membership.last_holder import LastHolder
 from swarm.membership.leaving import Leaving
 from swarm.membership.membership import Membership, RunChain
 from swarm.membership.memory import MemoryAccount, lacking_to_move
-from swarm.membership.observer_service import ObserverService
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers, ObserverService
 from swarm.membership.parts import blank
 from swarm.membership.quorum import MissingReplicas, Quorum
 from swarm.membership.roles import PeerContext

@@ -28,7 +28,7 @@ from swarm.events import CopyDropped, CopyHeld
 from swarm.ids import PartName, PeerId
 from swarm.membership.download import PartDownload
 from swarm.membership.observer import Observer, ObserverContext, take_update
-from swarm.membership.observers import LEASE_S
+from swarm.membership.observer_service import LEASE_S
 from swarm.membership.parts import Sparing, ensure_frozen
 from swarm.membership.roles import PeerContext
 from swarm.membership.rules import spec_of, update_of

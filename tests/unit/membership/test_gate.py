@@ -17,8 +17,7 @@ from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
 from swarm.ids import ENDS, PeerId, RunId
 from swarm.membership.access import METHODS, CallerAccess
 from swarm.membership.gate import MAX_PENDING_EACH, CallGate, given_by_role
-from swarm.membership.observer_service import ObserverService
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers, ObserverService
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
 from swarm.security.credentials import Credential, Grant, Order, credential_for, sign_grant

@@ -14,8 +14,7 @@ from swarm.consensus.records import CloseRecord, Contribution, Decision
 from swarm.errors import RunEnded, WrongStep
 from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PartName, PeerId
-from swarm.membership.observer_service import ObserverService
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers, ObserverService
 from swarm.membership.watching import Watching
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, Service
 from swarm.schema import Message
