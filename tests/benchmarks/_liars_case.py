@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import time
 from collections import Counter, defaultdict
@@ -17,6 +18,7 @@ from data_shards.build import build_shard
 from peers.chaos.liars.lies import Liar, lying
 from peers.data.text import built_in_corpus
 from peers.data.trainer_data import open_source
+from peers.options.foundation import STRANGERS
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.config import Manifest
 from swarm.consensus.roster import owner
@@ -54,13 +56,7 @@ from swarm.sim.loop import PEER, run_world
 from tests.harness.crashes import part_of
 
 STAGES, REPLICAS = 2, 3
-DEFENCES: Mapping[str, Mapping[str, Any]] = {
-    "averaging": {"guard": "leave-out", "check": 0.02},
-    "optimizer": {"influence": 2.0, "trainer_test": True},
-    "verify": {"audit": 0.05},
-}
-"""Keys of the manifest that defend against members that lie: all that there are and that work together."""
-SHAPE: Mapping[str, Any] = {
+SHAPE: dict[str, Any] = {
     "hosts": STAGES * REPLICAS,
     "model": {"layers": 2, "dim": 16, "context": 16},
     "batch": {"microbatch_size": 4, "microbatches_per_step": 12},
@@ -121,7 +117,7 @@ def play(
         seed: Of the run, and of what is lied about.
         steps: How many.
         trainers: How many there are.
-        defended: Whether the run has DEFENCES.
+        defended: Whether the run has what ``swarm new --strangers`` sets.
 
     Returns:
         Its figures, ready for JSON. Equal arguments give equal ones, but for ``cpu_s``.
@@ -130,7 +126,7 @@ def play(
         RuntimeError: The lie was never told.
     """
     began = time.process_time()
-    swarm, held_out = _swarm(root, seed, steps, trainers, DEFENCES if defended else {})
+    swarm, held_out = swarm_of(root, seed, steps, trainers, STRANGERS if defended else {})
     watch, told = Watch(swarm, liar if lie else ""), Liar(lie, rate, seed, lambda: PEER.get() == liar)
     stopped = ""
     with lying(told) if lie else contextlib.nullcontext():
@@ -214,15 +210,19 @@ class Watch:
         }
 
 
-def _swarm(root: Path, seed: int, steps: int, trainers: int, defences: Mapping[str, Any]) -> tuple[SimSwarm, Path]:
+def swarm_of(root: Path, seed: int, steps: int, trainers: int, keys: Mapping[str, Any]) -> tuple[SimSwarm, Path]:
+    """Return a swarm with these ``keys`` of the manifest beside SHAPE, and the rows that nobody learns from."""
+    shape = copy.deepcopy(SHAPE)
     if trainers > 2:  # each feeds as much as any other, and each replica can hold microbatches of all
-        batch = {"max_share": 1 / trainers, "microbatches_per_step": REPLICAS * trainers}
-        defences = {**defences, "batch": batch}
+        shape["batch"] |= {"max_share": 1 / trainers, "microbatches_per_step": REPLICAS * trainers}
+    for key, value in keys.items():
+        section, name = key.split(".")
+        shape.setdefault(section, {})[name] = value
     text = "\n\n".join(built_in_corpus().documents)
     texts = [text[at * CHARACTERS : (at + 1) * CHARACTERS] for at in range(trainers + 1)]
     swarm = SimSwarm(
         root,
-        **SHAPE | {section: SHAPE.get(section, {}) | keys for section, keys in defences.items()},
+        **shape,
         may_fail=True,
         trainers=trainers,
         documents=[[one] for one in texts[1:]],

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from peers.options.foundation import STRANGERS
 from tests.benchmarks._cases import play_cases
-from tests.benchmarks.runner import Result, Size
+from tests.benchmarks.runner import Result, Size, Table
 
 BARS: dict[str, float] = {
     "f1": 0.98, "caught_p99": 919, "worst_loss_ratio": 1.05, "worst_seconds_ratio": 2.0, "honest_accused": 0,
@@ -21,7 +22,9 @@ BARS: dict[str, float] = {
 """At most so much, but of ``f1`` at least. They are goals: most are not reached."""
 BARE = ("f1", "worst_loss_ratio", "worst_seconds_ratio")
 """Also measured without defences."""
-KEYS = (*BARS, *(f"{name}_bar" for name in BARS), *(f"{name}_bare" for name in BARE), "lies", "caught")
+OVERHEADS = ("overhead_cpu", "overhead_bytes")
+"""The larger of them is the ``overhead``."""
+KEYS = (*BARS, *(f"{name}_bar" for name in BARS), *(f"{name}_bare" for name in BARE), *OVERHEADS, "lies", "caught")
 COLUMNS = (
     "lie", "liar", "rate", "seed", "defended", "fired", "loss_ratio", "seconds_ratio", "worst_seconds_ratio", "stopped",
     "caught", "named_by", "named_wrongly", "accused", "told",
@@ -66,6 +69,9 @@ ATTACKS = (
 """Those that take longest first."""
 STEPS = {Size.SMOKE: 3, Size.DEFAULT: 20, Size.FULL: 60}
 SEEDS = {Size.SMOKE: (1,), Size.DEFAULT: (1,), Size.FULL: (1, 2, 3)}
+OVERHEAD = {Size.SMOKE: ("", 1), Size.DEFAULT: ("tiny", 4), Size.FULL: ("small", 4)}
+"""Whose model and steps it is measured with, and of how many steps."""
+ALL, COSTS = "all", "what defences cost while nobody lies"
 SMOKED = ("slower", "sum-x-10")
 MORE = 2
 """So many times as often as in the honest run with the same defences a liar must be named by the events of a kind."""
@@ -73,7 +79,9 @@ MORE = 2
 
 def run(size: Size) -> Result:
     """Loss, time and blame in runs of which one member lies, beside honest ones, with and without defences."""
-    return to_result(play_cases("liars", list_cases(size)))
+    runs = play_cases("liars", list_cases(size))
+    (overhead,) = play_cases("overhead", [overhead_case(size)])
+    return to_result(runs, overhead)
 
 
 def list_cases(size: Size) -> list[dict[str, Any]]:
@@ -94,8 +102,18 @@ def list_cases(size: Size) -> list[dict[str, Any]]:
     ]
 
 
-def to_result(runs: Sequence[dict[str, Any]]) -> Result:
-    """The table, and the totals of the defended runs, some of them beside those of the others."""
+def overhead_case(size: Size) -> dict[str, Any]:
+    """What is played to see what defences cost: all together, and of a full run each alone."""
+    preset, steps = OVERHEAD[size]
+    keys: dict[str, Mapping[str, Any]] = {"none": {}, ALL: STRANGERS}
+    if size is Size.FULL:
+        keys |= {key: {key: value} for key, value in STRANGERS.items()}
+    return {"preset": preset, "steps": steps, "seed": 1, "kinds": keys}
+
+
+def to_result(runs: Sequence[dict[str, Any]], overhead: Mapping[str, Mapping[str, float]]) -> Result:
+    """The table, and the totals of the defended runs, some of them beside those of the others; and what defences
+    cost."""
     honest = {(one["seed"], one["trainers"], one["defended"]): one for one in runs if not one["lie"]}
     runs = [one | _beside(one, honest) | _blamed(one, honest) for one in runs]
     defended, bare = [[one for one in runs if one["defended"] is so] for so in (True, False)]
@@ -105,7 +123,8 @@ def to_result(runs: Sequence[dict[str, Any]]) -> Result:
         "caught_p99": caught[math.ceil(0.99 * len(caught)) - 1] if caught else None,
         "honest_accused": sum(len(one["accused"]) for one in runs if not one["lie"]),
         "honest_loss_ratio": max(one["loss_ratio"] for one in defended if not one["lie"]),
-        "overhead": None,
+        "overhead": max(overhead[ALL][name] for name in OVERHEADS),
+        **{name: overhead[ALL][name] for name in OVERHEADS},
         "runs_stopped": sum(bool(one["stopped"]) for one in runs),
         "named_wrongly": sum(one["named_wrongly"] for one in runs if one["lie"]),
         **{f"{name}_bar": bar for name, bar in BARS.items()},
@@ -113,7 +132,9 @@ def to_result(runs: Sequence[dict[str, Any]]) -> Result:
         "lies": sum(bool(one["lie"]) for one in defended),
         "caught": len(caught),
     }
-    return Result(columns=COLUMNS, rows=[_row(one) for one in runs], summary=summary, notes=NOTES)
+    columns = ("defended by", *overhead[ALL])
+    costs = Table(title=COSTS, columns=columns, rows=[[name, *found.values()] for name, found in overhead.items()])
+    return Result(columns=COLUMNS, rows=[_row(one) for one in runs], summary=summary, notes=NOTES, tables=[costs])
 
 
 Honest = Mapping[tuple[int, int, bool], dict[str, Any]]
@@ -176,6 +197,10 @@ NOTES = (
     "caught; f1 of lies that were named, and of honest members that were named, in whatever run",
     "honest_accused: members named in runs in which nobody lies; named_wrongly: events that name another than the liar",
     "told: how often honest members told of something wrong, no matter who was named; PartsCapped names nobody",
-    "defended: with the manifest's keys DEFENCES of tests/benchmarks/_liars_case.py; who is only named goes on, who is "
-    "proven wrong by audits is out, and who has QuotaTaken feeds nothing; overhead is not measured yet",
+    "defended: with all keys of the manifest that swarm new --strangers sets; who is only named goes on, who is proven "
+    "wrong by audits is out, and who has QuotaTaken feeds nothing",
+    "overhead: runs of the same seed and microbatches, five trainers, in one process, a step of each in turns; model, "
+    "codecs and batch of the preset tiny (full: small), as many microbatches of each trainer; processor seconds and "
+    "bytes of all peers together, over those without defences, less 1: medians of the steps; without daemons, which "
+    "would make both runs cost more; hashes and signatures of receipts are in both",
 )

@@ -20,6 +20,7 @@ from tests.harness.expect import LONG_S, wait_until
 ENDED_S = 60.0
 """How long a peer that was told to stop twice may take, before it is killed."""
 LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
+SWARM = "peers.cli"
 
 
 @dataclass(slots=True)
@@ -85,7 +86,8 @@ class Started:
 
 @dataclass(slots=True)
 class ByHand:
-    """A home and everything that was started in it. ``prefix`` goes before each command (``ip netns exec …``).
+    """A home and everything that was started in it. ``prefix`` goes before each command (``ip netns exec …``); another
+    ``program`` takes the arguments of ``swarm``.
 
     With ``forks`` peers come from one process that has imported everything: the same commands, six seconds sooner."""
 
@@ -93,25 +95,29 @@ class ByHand:
     forks: Forks | None = None
     started: list[Started] = field(default_factory=list)
 
-    def start(self, *arguments: str, prefix: Sequence[str] = (), home: Path | None = None) -> Started:
+    def start(
+        self, *arguments: str, prefix: Sequence[str] = (), home: Path | None = None, program: str = SWARM
+    ) -> Started:
         """Start ``swarm ARGUMENTS --json`` in the background."""
         output = self.home.parent / f"out-{len(self.started)}.log"
         words = [*arguments, "--json", "--home", str(home or self.home)]
-        one = Started(self._begin(words, output, prefix), output)
+        one = Started(self._begin(words, output, prefix, program), output)
         self.started.append(one)
         return one
 
-    def _begin(self, words: Sequence[str], output: Path, prefix: Sequence[str]) -> subprocess.Popen[bytes] | Forked:
-        if self.forks is not None and not prefix:
+    def _begin(
+        self, words: Sequence[str], output: Path, prefix: Sequence[str], program: str
+    ) -> subprocess.Popen[bytes] | Forked:
+        if self.forks is not None and not prefix and program == SWARM:
             return self.forks.begin(words, output)
-        command = [*prefix, sys.executable, "-m", "peers.cli", *words]
+        command = [*prefix, sys.executable, "-m", program, *words]
         with output.open("wb") as file:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
 
     def run(self, *arguments: str, timeout_s: float = LONG_S) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         environment = os.environ | {"SWARM_HOME": str(self.home)}
-        command = [sys.executable, "-m", "peers.cli", *arguments]
+        command = [sys.executable, "-m", SWARM, *arguments]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
 
 
