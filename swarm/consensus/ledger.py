@@ -10,9 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarm.columns import held
 from swarm.consensus.records import MAX_ASIDE, Contribution, Quarantined
 from swarm.errors import Refused, WrongStep
-from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.ids import MicrobatchId, PartName, PeerId, StepWork
 from swarm.security.borders import OPEN, Borders
 
 
@@ -301,24 +302,20 @@ def _next(load: Mapping[PeerId, int], did: Mapping[PeerId, int]) -> PeerId:
     return min(load, key=lambda one: ((load[one] + 1) / (did[one] + 1), one))
 
 
-def weights(committed: Sequence[Contribution], replicas: Sequence[PeerId], stage: int | None) -> dict[PeerId, int]:
-    """Integer token weight of each replica of a part: the target tokens of what the ledger assigns to it.
-
-    ``stage`` None means the ends, whose replica is the microbatch's trainer.
-    """
+def weights(committed: Sequence[Contribution], replicas: Sequence[PeerId], part: PartName) -> dict[PeerId, int]:
+    """Integer token weight of each replica of a part: the target tokens of what the ledger assigns to it."""
     totals = dict.fromkeys(replicas, 0)
-    for contribution in committed:
-        holder = contribution.microbatch.trainer if stage is None else PeerId(contribution.route[stage])
+    for contribution, holder in held(committed, part):
         totals[holder] += contribution.tokens
     return totals
 
 
 def assigned(
-    step: int, committed: Sequence[Contribution], peer: PeerId, stage: int | None
+    step: int, committed: Sequence[Contribution], peer: PeerId, part: PartName
 ) -> dict[StepWork, tuple[PeerId, ...]]:
     """The microbatches of a step whose gradient for a part this replica must hold, each with its route."""
     return {
         contribution.work(step): tuple(PeerId(one) for one in contribution.route)
-        for contribution in committed
-        if (contribution.microbatch.trainer if stage is None else contribution.route[stage]) == peer
+        for contribution, holder in held(committed, part)
+        if holder == peer
     }

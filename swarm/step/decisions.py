@@ -106,7 +106,7 @@ def guarded(
         if not sums or by not in roster or roster[PeerId(by)].part is None:
             continue
         part = PartName(roster[PeerId(by)].part or "")
-        most = weights(committed, roster.replicas(part), stage_of(part))
+        most = weights(committed, roster.replicas(part), part)
         if all(0 < tokens <= most.get(PeerId(peer), 0) for peer, tokens in sums.items()):
             found[by] = dict(sums)
     return found

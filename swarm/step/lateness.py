@@ -93,7 +93,7 @@ class LateRules:
         if not self.weighed:
             return 0
         part = PartName(roster[peer].part or "")
-        did = weights(committed, roster.replicas(part), stage_of(part))
+        did = weights(committed, roster.replicas(part), part)
         return owed_tokens(before).get(peer, 0) + did[peer]
 
 

@@ -219,8 +219,8 @@ class Books:
         """Everybody holds what is assigned to it; the weights of each stage are all tokens."""
         for stage, replicas in enumerate(live):
             for peer in replicas:
-                self.held[peer] = {work.microbatch for work in assigned(1, committed, peer, stage)}
-            shares = weights(committed, replicas, stage)
+                self.held[peer] = {work.microbatch for work in assigned(1, committed, peer, stage_part(stage))}
+            shares = weights(committed, replicas, stage_part(stage))
             assert sum(shares.values()) == sum(one.tokens for one in committed)
             assert sum(len(self.held[peer]) for peer in replicas) == len(committed)
 

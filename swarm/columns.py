@@ -1,0 +1,45 @@
+"""The columns of a run: what must hold each committed microbatch once. Pure.
+
+A microbatch's route names one peer for each column, in the order in which it passes them. A column is a stage, and who
+holds that part of the model may stand in it. Private ends are no column: each trainer holds what it fed, and a route
+says nothing of it. Whoever asks who held, or may hold, what of a microbatch asks here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
+
+
+class Routed(Protocol):
+    """A microbatch that has gone its way: see :class:`swarm.consensus.records.Contribution`."""
+
+    @property
+    def microbatch(self) -> MicrobatchId:
+        """Return which one."""
+
+    @property
+    def route(self) -> tuple[str, ...]:
+        """Return who holds its gradient in each column."""
+
+
+RowT = TypeVar("RowT", bound=Routed)
+
+
+def columns(parts: Iterable[str]) -> tuple[tuple[PartName, ...], ...]:
+    """Return of each column the parts whose holders may stand in it, of these parts."""
+    found = defaultdict[int, list[PartName]](list)
+    for part in sorted(map(PartName, parts)):
+        if (column := stage_of(part)) is not None:
+            found[column].append(part)
+    return tuple(tuple(found[column]) for column in range(max(found, default=-1) + 1))
+
+
+def held(committed: Iterable[RowT], part: PartName) -> Iterator[tuple[RowT, PeerId]]:
+    """Yield each microbatch with who holds its gradient of a part: who stands in the part's column, or its trainer."""
+    column = stage_of(part)
+    for one in committed:
+        yield one, PeerId(one.microbatch.trainer if column is None else one.route[column])
