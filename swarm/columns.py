@@ -8,7 +8,7 @@ says nothing of it. Whoever asks who held, or may hold, what of a microbatch ask
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
@@ -29,10 +29,10 @@ class Routed(Protocol):
 RowT = TypeVar("RowT", bound=Routed)
 
 
-def columns(parts: Iterable[str]) -> tuple[tuple[PartName, ...], ...]:
+def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
     """Return of each column the parts whose holders may stand in it, of these parts."""
     found = defaultdict[int, list[PartName]](list)
-    for part in sorted(map(PartName, parts)):
+    for part in sorted(parts):
         if (column := stage_of(part)) is not None:
             found[column].append(part)
     return tuple(tuple(found[column]) for column in range(max(found, default=-1) + 1))
@@ -43,3 +43,9 @@ def held(committed: Iterable[RowT], part: PartName) -> Iterator[tuple[RowT, Peer
     column = stage_of(part)
     for one in committed:
         yield one, PeerId(one.microbatch.trainer if column is None else one.route[column])
+
+
+def stranger(route: Sequence[str], there: Sequence[Container[str]]) -> tuple[int, str] | None:
+    """Return the first column, and who is named there, in which a route names a peer that may not stand in it."""
+    ways = enumerate(zip(route, there, strict=True))
+    return next(((column, peer) for column, (peer, may) in ways if peer not in may), None)

@@ -144,7 +144,7 @@ def open_bounds(manifest: Manifest, bounds: Bounds, part: TrainedPart, record: C
 
 def _participants(roster: Roster) -> Participants:
     unfed = set(roster.trainers).difference(roster.fed(roster.trainers))
-    return Participants.of(roster.trainers, roster.stages(), roster.borders, unfed)
+    return Participants.of(roster.trainers, roster.columns(), roster.borders, unfed)
 
 
 class StageRole:
@@ -215,7 +215,7 @@ class TrainerRole:
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or journeys_of_a_trainer(specs))
         self.expected_graphs = (at_once if graph else 0, graph)
-        stages = roster.borders.within(self._peer, roster.stages())
+        stages = roster.columns(near=self._peer)
         self._wiring = Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed)
         ends = None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device)
         self._bounds = None if ends is None else ends.bounds
@@ -282,7 +282,7 @@ class TrainerRole:
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         if self._peer in roster.unfed:
             trainers = self._manifest.step_microbatches + 1  # so that it feeds nothing early
-        stages = roster.borders.within(self._peer, roster.stages())
+        stages = roster.columns(near=self._peer)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, stages, trainers, cursor, follows, roster.since)
         if self._held_out is not None:

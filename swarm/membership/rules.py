@@ -10,7 +10,7 @@ from swarm.config import Manifest
 from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.records import NO_RECORD, record_room
 from swarm.errors import StateError
-from swarm.ids import PartName
+from swarm.ids import ENDS, PartName
 from swarm.models.registry import family_of, lora_of
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.network.protocols import MAX_BODY_BYTES
@@ -132,7 +132,7 @@ def move_rules(manifest: Manifest) -> MoveRules:
     """Return what the manifest says of moving between stages."""
     return MoveRules(
         on=manifest.rebalance.moves,
-        stages=manifest.split.stages,
+        parts=tuple(spec.name for spec in family_of(manifest.model).parts(manifest.split) if spec.name != ENDS),
         copies=manifest.run.copies,
         steps=manifest.run.steps,
         codecs=codec_rules(manifest),
@@ -186,7 +186,6 @@ def rules_of(manifest: Manifest) -> StepRules:
         target=target,
         max_share=batch.max_share,
         max_tokens=batch.microbatch_size * manifest.model.context,
-        stages=stages,
         parts=tuple(spec.name for spec in family_of(manifest.model).parts(manifest.split)),
         max_members=record_room(target, stages, MAX_BODY_BYTES, closed=manifest.admission.closed),
         reproducible=manifest.run.reproducible,

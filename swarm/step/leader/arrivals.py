@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from swarm.errors import PeerError, Superseded, WrongStep
 from swarm.events import ClosedWithout
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.step.calls import LiveCalls
 from swarm.step.context import CloseContext
 from swarm.step.lateness import LateVerdict, grace_s, handicaps, judge, lacking, spread_ms
@@ -47,9 +47,8 @@ class Arrivals:
         asked_at = self._context.clock.monotonic()
         opened_at = self._context.opened_at()  # in whatever term: it is the step's share that is waited
         grace = grace_s(rules, head, asked_at - (opened_at if math.isfinite(opened_at) else self._began))
-        hosts = [peer for part in roster.parts if stage_of(part) is not None for peer in roster.replicas(part)]
         behind = self._behind()
-        asking = {peer: asyncio.create_task(self._arrived(peer)) for peer in hosts if peer not in out}
+        asking = {peer: asyncio.create_task(self._arrived(peer)) for peer in roster.hosts if peer not in out}
         try:
             while True:
                 now, verdict = self._context.clock.monotonic(), LateVerdict(None)
@@ -116,6 +115,6 @@ class Arrivals:
         behind: dict[PeerId, float] = {}
         share = rules.lateness.encoded
         for part in roster.parts:
-            if stage_of(part) is not None:
+            if part != ENDS:
                 behind |= handicaps(head, roster.replicas(part), rules.part_bytes.get(part, 0) * share)
         return behind

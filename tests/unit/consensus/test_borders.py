@@ -49,12 +49,12 @@ def done(trainer: str, *route: str, position: int = 0) -> Contribution:
 
 
 def rules() -> StepRules:
-    return StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, stages=2, parts=(), max_members=9,
+    return StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, parts=(), max_members=9,
                      reproducible=False, optimizer=OptimizerConfig())  # fmt: skip
 
 
 def computed_again(out: Sequence[str], *committed: Contribution) -> list[tuple[str, ...]]:
-    stages = [[peer for peer in replicas if peer not in out] for replicas in BOTH.stages()]
+    stages = BOTH.columns(out)
     return [one.route for one in reassigned(committed, stages, borders=BOTH.borders)]
 
 
@@ -115,7 +115,7 @@ def test_trainers_of_an_organisation_that_lacks_a_stage_do_not_feed() -> None:
     assert lost_parts(BOTH, {"a1", "b0"}) == (ROUTES,)
     assert needed(BOTH, [ROUTES], {"a1", "b0", "stranger"}) == {"a1", "b0"}
     assert roster("a0", "a1", "at", "x").feeding({"at"}) == ()
-    assert "x" not in roster("x", "a0", "a1").borders.within("a0", roster("x", "a0", "a1").stages())[0]
+    assert "x" not in roster("x", "a0", "a1").columns(near="a0")[0]
 
 
 def test_slow_host_comes_back_at_once_where_its_organisation_lacks_its_part() -> None:

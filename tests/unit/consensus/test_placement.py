@@ -21,7 +21,7 @@ def candidate(peer: str, role: str = "stage", stage: int | None = None) -> Candi
 
 def test_assign_without_wishes_balances_the_stages() -> None:
     roster, reasons = assign_stages([candidate(f"h{i}") for i in range(5)], 2, private_ends=True)
-    assert sorted(map(len, roster.stages())) == [2, 3]
+    assert sorted(map(len, roster.columns())) == [2, 3]
     assert all("fewest replicas" in reason for reason in reasons.values())
 
 
@@ -75,7 +75,7 @@ def test_assign_holds_every_stage_whenever_that_can_be(depths: list[int]) -> Non
     assert (without_memory(hosts, 4) == "") is possible
     if possible:
         roster, _ = assign_stages(hosts, 4, private_ends=False)
-        for stage, held in enumerate(roster.stages()):
+        for stage, held in enumerate(roster.columns()):
             assert held
             assert all(depths[int(peer[1:])] > stage for peer in held)
 

@@ -54,7 +54,7 @@ def test_genesis_starts_the_chain_and_every_cursor() -> None:
     first = genesis(RUN, roster, DIGESTS)
     assert (first.step, first.previous, first.committed, first.loss) == (0, NO_RECORD, (), 0.0)
     assert first.cursors == {"T": (0, 0)}
-    assert first.members.stages() == (("B",), ("A",))
+    assert first.members.columns() == (("B",), ("A",))
 
 
 def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None:
