@@ -49,3 +49,18 @@ def stranger(route: Sequence[str], there: Sequence[Container[str]]) -> tuple[int
     """Return the first column, and who is named there, in which a route names a peer that may not stand in it."""
     ways = enumerate(zip(route, there, strict=True))
     return next(((column, peer) for column, (peer, may) in ways if peer not in may), None)
+
+
+def standing_at(route: Sequence[str], column: int, trainer: str) -> PeerId:
+    """Return who stands there on a microbatch's way: before the first column and behind the last its trainer."""
+    return PeerId(route[column] if 0 <= column < len(route) else trainer)
+
+
+def passes(route: Sequence[str], columns: int, column: int, peer: str) -> bool:
+    """Return whether a route is one through so many columns, and names a peer in that one."""
+    return len(route) == columns and route[column] == peer
+
+
+def replaced(route: Sequence[PeerId], column: int, peer: PeerId) -> tuple[PeerId, ...]:
+    """Return a route on which a peer stands in a column."""
+    return (*route[:column], peer, *route[column + 1 :])

@@ -161,6 +161,7 @@ class StageRole:
         settings = StageSettings(
             run=manifest.run_id,
             seed=manifest.run.seed,
+            part=part.spec.name,
             stage=stage,
             stages=manifest.split.stages,
             specs=specs,
