@@ -8,7 +8,7 @@ says nothing of it. Whoever asks who held, or may hold, what of a microbatch ask
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
@@ -36,6 +36,16 @@ def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
         if (column := stage_of(part)) is not None:
             found[column].append(part)
     return tuple(tuple(found[column]) for column in range(max(found, default=-1) + 1))
+
+
+def host_parts(parts: Iterable[PartName], of: Collection[int] | None = None) -> tuple[PartName, ...]:
+    """Return those of these parts that stage hosts hold, in the order of columns: ``of`` these columns, else of all."""
+    return tuple(part for column, each in enumerate(columns(parts)) for part in each if of is None or column in of)
+
+
+def held_columns(parts: Iterable[PartName]) -> tuple[int, ...]:
+    """Return the columns in which the holders of these parts may stand: the inverse of :func:`host_parts`."""
+    return tuple(column for column, each in enumerate(columns(parts)) if each)
 
 
 def held(committed: Iterable[RowT], part: PartName) -> Iterator[tuple[RowT, PeerId]]:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
+from swarm.columns import held_columns
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.faults import HopFault, auditors
@@ -150,7 +151,8 @@ def _participants(roster: Roster) -> Participants:
 class StageRole:
     """Hosts one replica of a stage."""
 
-    def __init__(self, around: PeerContext, part: TrainedPart, stage: int, roster: Roster) -> None:
+    def __init__(self, around: PeerContext, part: TrainedPart, roster: Roster) -> None:
+        (stage,) = held_columns((part.spec.name,))
         manifest, specs = around.manifest, around.boundary(stage, stage + 1)
         self.part, self._manifest, self._specs, most = part, manifest, specs, journeys_of_a_trainer(specs)
         self._memory = GraphMemory(around, part, around.activation_checkpointing, journeys=most)

@@ -61,6 +61,12 @@ class SplitConfig(Section):
     """Whom microbatches pass: ``any`` host, or those of the trainer's ``organisation`` alone, as invites name it."""
 
     @property
+    def parts(self) -> tuple[PartName, ...]:
+        """All parts: the stages in order, and last, when they are private, the ends."""
+        stages = tuple(map(stage_part, range(self.stages)))
+        return stages if self.ends == "hosted" else (*stages, ENDS)
+
+    @property
     def own_routes(self) -> bool:
         """Return whether microbatches stay in the organisation of their trainer."""
         return self.routes == "organisation"
@@ -99,19 +105,19 @@ def token_spec(microbatch_size: int, sequence: int) -> TensorSpec:
 
 
 def split_layers(layers: int, split: SplitConfig) -> tuple[PartSpec, ...]:
-    """All parts of a model with so many layers: the stages in order, and last, when ends are private, ``ends``.
+    """All parts of a model with so many layers, in the order of :attr:`SplitConfig.parts`.
 
     Raises ConfigError when the layers do not fit the stages.
     """
     hosted, parts, first = split.ends == "hosted", [], 0
-    for stage, count in enumerate(_layers_per_stage(layers, split)):
+    for name, count in zip(split.parts, _layers_per_stage(layers, split), strict=False):
         parts.append(
             PartSpec(
-                name=stage_part(stage),
+                name=name,
                 first_layer=first,
                 last_layer=first + count,
-                embedding=hosted and stage == 0,
-                head=hosted and stage == split.stages - 1,
+                embedding=hosted and first == 0,
+                head=hosted and first + count == layers,
             )
         )
         first += count

@@ -16,6 +16,7 @@ from swarm.consensus.roster import ROUTES, Member, Roster, lacking, lost_parts, 
 from swarm.consensus.slowness import Slow
 from swarm.errors import ConfigError, Refused
 from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
+from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.borders import Borders
 from swarm.step.blocked import awaited_holders, awaited_near
@@ -80,7 +81,7 @@ def assigned(homes: dict[str, str], stages: int = 2) -> Roster:
         Candidate(peer=peer, role="trainer" if peer[0] == "t" else "stage", name=peer, stage=None, addresses=())
         for peer in homes
     ]
-    return assign_stages(candidates, stages, private_ends=True, homes=homes)[0]
+    return assign_stages(candidates, SplitConfig(stages=stages).parts, homes=homes)[0]
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -147,14 +148,15 @@ def test_joiner_is_told_where_its_organisation_lacks_a_replica() -> None:
     there = roster("a0", "a1", "at", "b0", "bt", "b1")
 
     def chosen(home: str | None, lost: tuple[str, ...] = ()) -> str | None:
-        places = Places(stages=2, private_ends=True, home=home, lost=lost)
+        places = Places(parts=SplitConfig(stages=2).parts, home=home, lost=lost)
         return choose_place(there, PeerId("new"), "stage", None, places)[0]
 
     thin = roster("a0", "a2", "at", "b0", "b1", "bt")
-    places = Places(stages=3, private_ends=True, home="b")
+    places = Places(parts=SplitConfig(stages=3).parts, home="b")
     assert choose_place(thin, PeerId("new"), "stage", None, places)[0] == "stage-2"
     assert (
-        choose_place(thin, PeerId("new"), "stage", None, Places(stages=3, private_ends=True, home="a"))[0] == "stage-1"
+        choose_place(thin, PeerId("new"), "stage", None, Places(parts=SplitConfig(stages=3).parts, home="a"))[0]
+        == "stage-1"
     )
     assert chosen("a", ("stage-1",)) == "stage-1"
     assert chosen(None) in ("stage-0", "stage-1")

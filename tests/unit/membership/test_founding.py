@@ -13,6 +13,7 @@ from swarm.errors import OutOfSync, Refused, RunEnded
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import FoundingTimeout as Waits
 from swarm.membership.founding_record import Origin, enough, found, founding_record, gather_candidates, genesis
+from swarm.models.spec import SplitConfig
 from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.sim.network import SimNetwork
@@ -20,6 +21,8 @@ from swarm.step.calls import StepCalls
 from swarm.step.messages import DECIDE, PROPOSE, Accepted, Decide, Propose
 from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.membership import RUN, FakeClock, sign
+
+TWO_STAGES = SplitConfig(stages=2).parts
 
 DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
 ORIGIN = Origin(digests=DIGESTS)
@@ -50,7 +53,7 @@ async def test_gathering_without_enough_ends_saying_who_is_missing() -> None:
 
 
 def test_genesis_starts_the_chain_and_every_cursor() -> None:
-    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    roster, _ = assign_stages(CANDIDATES, TWO_STAGES)
     first = genesis(RUN, roster, DIGESTS)
     assert (first.step, first.previous, first.committed, first.loss) == (0, NO_RECORD, (), 0.0)
     assert first.cursors == {"T": (0, 0)}
@@ -58,7 +61,7 @@ def test_genesis_starts_the_chain_and_every_cursor() -> None:
 
 
 def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None:
-    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    roster, _ = assign_stages(CANDIDATES, TWO_STAGES)
     microbatch = MicrobatchId(PeerId("T"), "0" * 16, 0, 6)
     closed = genesis(RUN, roster, DIGESTS).model_copy(
         update={
@@ -69,7 +72,7 @@ def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None
         }
     )
     others = [*CANDIDATES, candidate("U", "trainer")]
-    again, _ = assign_stages(others, 2, private_ends=True)
+    again, _ = assign_stages(others, TWO_STAGES)
     record = founding_record(RUN, again, Origin.after(closed))
     assert record.founding
     assert (record.step, record.previous, record.digests) == (40, closed.hash(), closed.digests)
@@ -78,7 +81,7 @@ def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None
 
 
 def test_founding_record_of_a_run_resumed_twice_follows_the_same_record() -> None:
-    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    roster, _ = assign_stages(CANDIDATES, TWO_STAGES)
     first = founding_record(RUN, roster, Origin(digests=DIGESTS, step=40, previous="9" * 64))
     assert founding_record(RUN, roster, Origin.after(first)) == first
     start = genesis(RUN, roster, DIGESTS)
