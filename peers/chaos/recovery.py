@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from peers.chaos.invariants.evidence import Evidence, Fact
 from peers.chaos.lives import PeerLifetime, Struck
+from swarm.columns import held_columns, standing_at
+from swarm.ids import PartName
 
 RECOVERIES = {
     "moves": "hosts that records moved to another stage, lost stages taken over from a copy not counted",
@@ -67,17 +69,17 @@ def _parts_hit(strike: Struck, lives: Sequence[PeerLifetime]) -> set[str]:
         for life in lives
         if life.player.name in strike.peers
         for span in life.spans
-        if span.from_s < strike.wall <= span.to_s and span.part.startswith("stage-")
+        if span.from_s < strike.wall <= span.to_s and span.hosts
     }
 
 
 def _first_work(evidence: Evidence, move: _Move) -> Fact | None:
     """The first journey that a host made possible where it is since this move."""
-    stage = int(move.part.removeprefix("stage-"))
+    (column,) = held_columns((PartName(move.part),))
     came = (
         fact
         for fact in evidence.of("JourneyCompleted")
-        if fact.step > move.step and fact.fields["route"][stage] == move.peer
+        if fact.step > move.step and standing_at(fact.fields["route"], column, "") == move.peer
     )
     return min(came, key=lambda fact: fact.wall, default=None)
 

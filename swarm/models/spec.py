@@ -126,13 +126,18 @@ def split_layers(layers: int, split: SplitConfig) -> tuple[PartSpec, ...]:
     return tuple(parts)
 
 
+def even_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the sizes of stages that are as alike as they go, the larger ones first."""
+    each, more = divmod(layers, stages)
+    return (each + 1,) * more + (each,) * (stages - more)
+
+
 def _layers_per_stage(layers: int, split: SplitConfig) -> tuple[int, ...]:
     if split.stages > layers:
         raise ConfigError(
             "split.stages", split.stages, f"at most model.layers = {layers}", "Use fewer stages or more layers."
         )
-    even, more = divmod(layers, split.stages)
-    counts = split.layers_per_stage or tuple(even + (stage < more) for stage in range(split.stages))
+    counts = split.layers_per_stage or even_stages(layers, split.stages)
     if len(counts) != split.stages or sum(counts) != layers:
         raise ConfigError(
             "split.layers_per_stage",
