@@ -154,6 +154,12 @@ def follow_momentum(rate: float, old: Vectors, sources: Vectors, new: Vectors) -
     torch.sub(old[0], torch.mul(old[1], rate), out=new[0])
 
 
+def stay(old: Vectors, sources: Vectors, new: Vectors) -> None:
+    """Leave the state as it is: an :data:`ElementStep`."""
+    for before, after in zip(old, new, strict=True):
+        after.copy_(before)
+
+
 def hashes_after(plan: StepPlan, state: Vectors) -> bytes:
     """Return the hashes of all chunks of the state after a step (:func:`swarm.state.snapshot.hashes_of`) on CPU, of
     which one chunk a thread exists at a time; ``state`` stays as it is."""
