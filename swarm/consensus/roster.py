@@ -223,6 +223,10 @@ class Roster:
             for replicas in self._columns
         )
 
+    def column(self, number: int) -> tuple[PeerId, ...]:
+        """Return who may stand in a column; nobody in one that there is not."""
+        return self._columns[number] if number < len(self._columns) else ()
+
     def succession(self, step: int) -> tuple[PeerId, ...]:
         """The order in which peers lead a step: its leader first, then who takes over.
 
