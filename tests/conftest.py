@@ -70,13 +70,17 @@ def pytest_asyncio_loop_factories(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What must not run side by side shares an xdist group: those of one module that start processes, and all that use
-    the engine, where whoever ends first removes what any of them has made."""
+    """All that use the engine run one after the other: whoever ends first removes what any of them has made."""
     for item in items:
         if item.get_closest_marker("docker"):
             item.add_marker(pytest.mark.xdist_group("docker"))
-        elif item.get_closest_marker("process") or item.get_closest_marker("network"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Ends a run whose groups xdist does not see: it sends tests to workers by what follows the @ of their names."""
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if session.config.getoption("loadgroup", default=False) and any("@" not in item.nodeid for item in grouped):
+        raise pytest.UsageError("--dist loadgroup groups nothing: this pytest-xdist does not know this pytest")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.harness import browser, in_engine, namespaces
 from tests.harness.budget import MARGIN, Phase, measure, share, slowness
 from tests.harness.drawn import OUTCOMES, commit, told
-from tests.harness.processes import children_of
+from tests.harness.processes import SHARED_MEMORY, children_of, mapped_by_others
 from tests.harness.sources import ROOT
 
 PYTHON = str(ROOT / ".venv/bin/python")
@@ -39,7 +39,7 @@ END_S = 180.0
 """How long a phase that is ended may take for it: longer than what it started has time to end in."""
 HANGS_S = 900.0
 """A test that is under way for so long on a good machine, when its phase is ended, hangs: no other takes half of it."""
-_SHARED = (("/dev/shm", "*"), ("/tmp", "hivemind-*"))
+_SHARED = ((SHARED_MEMORY, "*"), (Path("/tmp"), "hivemind-*"))
 """The machine's own places for temporary things, and how what we make is called there."""
 
 now = time.monotonic
@@ -205,11 +205,11 @@ def run_phase(step: Step, limit_s: float | None, seed: str, hangs_s: float = HAN
             in_engine_left = step.clear()
         outcome = Outcome(step.phase, process.returncode, now() - started, cut)
         _read(told_here.read().splitlines(keepends=True), outcome, ended_at - hangs_s if cut else None)
-    outcome.left = [*in_engine_left, *sorted(_things() - before)]
+    outcome.left = [*in_engine_left, *_left(before)]
     if cut:  # what was ended cleans up nothing: we do
         _remove(outcome.left)
         outcome.left.clear()
-        for thing in sorted(_things() - before):
+        for thing in _left(before):
             print(f"still there of what was ended: {thing}")
     for thing in outcome.left:
         print(f"left behind: {thing}")
@@ -264,7 +264,13 @@ def _read(lines: Sequence[str], outcome: Outcome, long_ago: float | None) -> Non
 def _things() -> set[str]:
     """What may outlive a test: in our temporary directory, which is ours alone, and in the machine's shared places."""
     ours = {str(path) for path in Path(tempfile.gettempdir()).iterdir()}
-    return ours.union(namespaces.left(), *({str(path) for path in Path(place).glob(name)} for place, name in _SHARED))
+    return ours.union(namespaces.left(), *({str(path) for path in place.glob(name)} for place, name in _SHARED))
+
+
+def _left(before: set[str]) -> list[str]:
+    """What was not there before, without shared memory that others use meanwhile."""
+    new = map(Path, sorted(_things() - before))
+    return [str(path) for path in new if not (path.parent == SHARED_MEMORY and mapped_by_others(path.name))]
 
 
 def _remove(things: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from tests.harness.expect import NotInTime, wait_until
 
 MARKER = "SWARM_TEST_ID"
 _PROC = Path("/proc")
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,7 +67,7 @@ def leftovers(before: Snapshot) -> list[str]:
     found += [
         f"shared memory {name}"
         for name in sorted(set(_shared_memory()) - before.shared_memory)
-        if not _mapped_by_others(name)
+        if not mapped_by_others(name)
     ]
     return found
 
@@ -149,15 +149,15 @@ def _sockets() -> Iterator[Path]:
 
 def _shared_memory() -> list[str]:
     try:
-        return os.listdir(_SHARED_MEMORY)
+        return os.listdir(SHARED_MEMORY)
     except OSError:
         return []
 
 
-def _mapped_by_others(name: str) -> bool:
+def mapped_by_others(name: str) -> bool:
     """Whether a live process that is not ours uses a piece of shared memory: then it is none of our business."""
     ours = {process.pid for process in our_processes()} | {os.getpid()}
-    pattern = re.compile(re.escape(f"{_SHARED_MEMORY}/{name}") + r"$", re.MULTILINE)
+    pattern = re.compile(re.escape(f"{SHARED_MEMORY}/{name}") + r"$", re.MULTILINE)
     for process in _all_processes():
         if process.pid in ours:
             continue
