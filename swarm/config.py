@@ -190,8 +190,8 @@ class VerifyConfig(Section):
     """``[verify]``: what is computed again, to see whether it was right."""
 
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of a journey's hops that other replicas of the stage compute again before the microbatch counts, of
-    newcomers' a quarter at least; 0: none."""
+    """Share of a journey's hops that other replicas of the stage compute again before the microbatch counts; a quarter
+    of those of a replica of which its trainer has none checked, less with each of the first eight; 0: none."""
 
 
 class Manifest(Section):

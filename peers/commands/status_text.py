@@ -351,6 +351,7 @@ def _member(member: MemberReport) -> tuple[str, ...]:
         f"in {member.region}" if member.region else "",
         "only calls" if member.outgoing else "",
         f"copies: {', '.join(member.copies)}" if member.copies else "",
+        f"{count(member.checked, 'hop')} checked" if member.checked else "",
         one_line(member.lost),
     ]
     return (member.name, member.role, member.state, member.link, where, "; ".join(filter(None, facts)))

@@ -174,7 +174,7 @@ class NodeCommands:
             return []
         links = await self._links(endpoint)
         copies = 0 if self._manifest is None else self._manifest.run.copies
-        lost = self._lost()
+        lost, checked = self._lost(), membership.situation.activity().checked
         members = [
             MemberReport(
                 name=member.name,
@@ -188,6 +188,7 @@ class NodeCommands:
                 region=member.region,
                 outgoing=member.outgoing,
                 lost=lost.get(member.peer, ""),
+                checked=checked.get(PeerId(member.peer), 0),
             )
             for member in membership.roster.members
         ]

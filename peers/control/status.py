@@ -116,7 +116,8 @@ class MemberReport:
     answer, for the reason in ``lost``, and leaves the roster when the open step closes without it; or barred: it waits
     until it may join again, for the reason there. ``link`` is how this peer reaches it: self, direct, relayed, or
     unknown when it never had to. ``copies`` are the parts of which it has to keep a copy, ``region`` where it says that
-    it is; ``outgoing``: where averaging has the choice, nobody calls it."""
+    it is; ``outgoing``: where averaging has the choice, nobody calls it. ``checked`` are the hops of it that this peer,
+    a trainer, had found right by others: it has the fewer checked the more there are."""
 
     name: str
     peer: str
@@ -129,6 +130,7 @@ class MemberReport:
     region: str = ""
     outgoing: bool = False
     lost: str = ""
+    checked: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from swarm.errors import Advice, Refused, Violation
 from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, PeerId
 from swarm.schema import AFTER_CHARS, AfterField, Count, Message, MicrobatchField, PeerIdField, SignatureField
 from swarm.security.signing import audit_bytes, receipt_bytes
-from swarm.security.statements import HopStatement, proves
+from swarm.security.statements import HopStatement, found_wrong
 
 MAX_AUDITORS = 6
 """So many replicas judge one hop at most."""
@@ -64,10 +64,10 @@ class HopFault(Message):
         return tuple(PeerId(one.auditor) for one in self.statements if one.wrong is wrong)
 
     @property
-    def outvoted(self) -> tuple[PeerId, ...]:
-        """Return those whose word more contradict than not, where it decides anything; the accused's is its receipt."""
-        for_it, against = self.said(wrong=False), self.said(wrong=True)
-        return (PeerId(self.accused), *for_it) if len(against) > len(for_it) else against
+    def sides(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
+        """Return whom what is decided proves wrong, and who says so; the accused's word is its receipt."""
+        for_it, against = (PeerId(self.accused), *self.said(wrong=False)), self.said(wrong=True)
+        return (for_it, against) if len(against) >= len(for_it) else (against, for_it)
 
 
 def auditors(roster: Roster, key: JourneyKey, hop: int, accused: str) -> tuple[PeerId, ...]:
@@ -87,8 +87,10 @@ def check_fault(
     verify: Callable[[PeerId, bytes, bytes], bool],
 ) -> tuple[PeerId, ...]:
     """Return whom a fault of the open step proves wrong: the accused and who called it right, where more than half of
-    those that judge the hop found it wrong, or who called wrong what more than half of them found right. Two of them at
-    least must agree. (Honest ones do not contradict each other: between right and wrong is what none of them judges.)
+    those that judge the hop found it wrong, or who called wrong what half of them, and so with the accused more than
+    half of all, call right (:func:`~swarm.security.statements.found_wrong`). Two of three replicas that lie can so bar
+    the third: as judges at once, else in CONTRADICTIONS steps. (Honest ones do not contradict each other: between right
+    and wrong is what none of them judges.)
 
     Args:
         run: The run's id.
@@ -118,10 +120,9 @@ def check_fault(
         signed = audit_bytes(run, key, fault.hop, accused, fault.told, one.wrong)
         if not verify(PeerId(one.auditor), signed, one.signature):
             raise Violation(f"what {one.auditor} is said to have found is forged")
-    against = fault.said(wrong=True)
-    most = max(len(against), len(said) - len(against))
-    if against and proves(most, len(judges)):
-        return fault.outvoted
+    against = len(fault.said(wrong=True))
+    if against and found_wrong(against, len(said) - against, len(judges)) is not None:
+        return fault.sides[0]
     raise Refused(f"{len(said)} of {len(judges)} replicas said what they found: that decides nothing")
 
 

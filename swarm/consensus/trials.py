@@ -51,7 +51,8 @@ among prose, honest, 0.2; gradients that are turned around, of five, 0.9.)"""
 MOST = 96
 """From so many microbatches on what is older counts half: who changes is judged by what it does now."""
 FEWEST_TRAINERS = 5
-"""Of fewer a single one could have an honest one fail that is unlike the others."""
+"""Of fewer a single one can have most words say of an honest one, unlike the others, that it pulls against them: it
+turns itself away from that one and from the others at once."""
 FIRST_REST, MOST_DOUBLINGS = 256, 6
 """For so many steps a trainer that fails feeds nothing, and how often that is doubled."""
 UNSURE, MAX_AWAY = 2.0, 64
@@ -100,6 +101,11 @@ class Trial(Suspension):
     one that has just failed the tallies by which it did are there."""
 
     tallies: Annotated[dict[PartField, Tally], Field(max_length=1024)] = {}
+
+    @property
+    def rest(self) -> Trial:
+        """Return it without what it is judged by."""
+        return Trial(times=self.times, until=self.until)
 
     @property
     def mean(self) -> float:
@@ -176,7 +182,7 @@ def following(
     for peer in sorted({*known, *samples}):
         one = known.get(peer, Trial())
         if one.until > step:
-            one = Trial(times=one.times, until=one.until)
+            one = one.rest
         elif peer in samples:
             more = {part: one.tallies.get(part, Tally()).more(*told) for part, told in samples[peer].items()}
             one = one.model_copy(update={"tallies": {**one.tallies, **more}})

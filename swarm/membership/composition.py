@@ -93,7 +93,7 @@ def _chain(run: RunContext) -> RunChain:
         gate.follow(run.position, run.founder)
 
     # What it holds, its own part and copies of others, and what it serves of them.
-    leader = RemoteLeader(LiveCalls(run.calls, watch), run.position, clock, run.deadline.seconds)
+    leader = RemoteLeader(LiveCalls(run.calls, watch), run.position, clock, run.deadline.seconds, verify)
     holding, copies = RoleManager(run, leader), Copies()
     start = manifest.run.start_when
     donor = StateDonor(clock, max_downloads=start.stage_hosts + start.trainers if run.founds else LATER_DOWNLOADS)

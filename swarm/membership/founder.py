@@ -15,8 +15,10 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping, 
 from typing import Protocol, runtime_checkable
 
 from swarm.consensus.admissions import AdmissionPolicy
+from swarm.consensus.faults import barred_words, newly_barred
 from swarm.consensus.placement import Candidate, assign_stages, without_memory
 from swarm.consensus.roster import Role, without_server
+from swarm.consensus.slowness import rests_until
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.heartbeat import PING, Ping
 from swarm.health.watch import PING_TIMEOUT_S
@@ -153,8 +155,9 @@ class Founder:
     async def found(self, patience_s: float | None, waiting: Callable[[str], None]) -> None:
         """Return when the founding record is decided; ``waiting`` is told who is missing, or has not accepted it yet.
 
-        Raises StateError when the state is not to be had; RunEnded when too few peers come, or one does not accept,
-        within ``patience_s`` each (None: wait for ever); a PeerError when this peer itself cannot accept. When it ends
+        Raises StateError when the state is not to be had; RunEnded when this peer is barred from the run that goes on,
+        when too few peers come, or one does not accept, within ``patience_s`` each (None: wait for ever); a PeerError
+        when this peer itself cannot accept. When it ends
         so, or is cancelled, those who came are told, which takes GIVE_UP_S at most.
         """
         try:
@@ -162,6 +165,8 @@ class Founder:
             manifest = self._around.manifest
             rules = AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes)
             self._origin = origin = dataclasses.replace(origin, rules=rules)
+            if (until := rests_until(origin.barred, self._around.endpoint.peer)) > origin.step + 1:
+                raise RunEnded(f"this peer cannot resume the run: {barred_words(until)}", Ending.FAILED)
             for snapshot in snapshots:
                 self._donor.offer(snapshot, origin.digests[snapshot.part])
             candidates = await gather_candidates(
@@ -253,11 +258,11 @@ class Founder:
                 await watch.tell_all(self._around.endpoint.peer, reason)
 
     async def _candidates(self) -> Sequence[Candidate]:
-        """Ourselves, and those in the directory who wait for this run and answer; no more than the run asked for,
-        those that answered first. A record may outlive its peer by a minute, and anybody may write one."""
-        me, clock = self._around.endpoint.peer, self._around.clock
-        records = await self._directory.lookup(PeerRecord)
-        ready = {peer: record for peer, record in records.items() if record.status == "waiting" and peer != me}
+        """Ourselves, and those in the directory who wait for this run, may take part and answer; no more than the run
+        asked for, those that answered first. A record may outlive its peer by a minute, and anybody may write one."""
+        me, clock, origin = self._around.endpoint.peer, self._around.clock, self._origin
+        records, out = await self._directory.lookup(PeerRecord), {me, *newly_barred(origin.barred, origin.step)}
+        ready = {peer: record for peer, record in records.items() if record.status == "waiting" and peer not in out}
         named = {peer: ready[peer].credential for peer in sorted(ready, key=self._room.since)}
         waiting: dict[PeerId, Role] = {peer: ready[peer].role for peer in one_per_grant(self._own_record(), named)}
         asked = self._room.to_ask(waiting, await self._connected(), clock.monotonic())

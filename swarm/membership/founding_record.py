@@ -18,6 +18,8 @@ from swarm.consensus.admissions import AdmissionPolicy, Admissions
 from swarm.consensus.placement import Candidate, assign_stages
 from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Roster
+from swarm.consensus.slowness import Barred
+from swarm.consensus.trials import Trial
 from swarm.errors import DeadlineMissed, Ending, OutOfSync, PeerError, RunEnded, Unreachable
 from swarm.ids import PartName, PeerId, RunId
 from swarm.security.credentials import Credential
@@ -96,7 +98,7 @@ async def gather_candidates(
 class Origin:
     """What a run begins with: the digests of the state after ``step``, where its shards continue, and the hash of the
     record of that state (NO_RECORD for initial weights); what that record said of admission, and what the manifest
-    does."""
+    does; and whom that record keeps out as proven wrong, and from feeding (as :class:`CloseRecord`)."""
 
     digests: Mapping[PartName, str]
     step: int = 0
@@ -104,6 +106,8 @@ class Origin:
     previous: str = NO_RECORD
     admissions: Admissions | None = None
     rules: AdmissionPolicy = AdmissionPolicy()
+    barred: Mapping[str, Barred] = field(default_factory=dict)
+    trials: Mapping[str, Trial] = field(default_factory=dict)
 
     def homes(self, candidates: Iterable[Candidate]) -> Mapping[str, str] | None:
         """Return the organisation of each of these, where microbatches stay in it; else None."""
@@ -114,13 +118,16 @@ class Origin:
     def after(record: CloseRecord) -> Origin:
         """The state that this record decided. A founding record decides the state of the one before it: a run that is
         resumed twice from one checkpoint follows the same record both times. After step 0 the run only begins: who was
-        in that record as it was founded before has no part in it."""
+        in that record as it was founded before has no part in it. What trainers were judged by is of the run before,
+        and of its stages; when they may feed again is kept."""
         return Origin(
             digests={PartName(part): value for part, value in record.digests.items()},
             step=record.step,
             cursors=record.cursors,
             previous=record.previous if record.founding else record.hash(),
             admissions=record.admissions if record.step else None,
+            barred=record.barred,
+            trials={peer: one.rest for peer, one in record.trials.items() if one.times},
         )
 
 
@@ -146,6 +153,8 @@ def founding_record(run: RunId, roster: Roster, origin: Origin, credentials: Seq
         cursors={trainer: (0, 0) for trainer in roster.trainers} | dict(origin.cursors),
         roster=tuple(members),
         admissions=rules.founding(origin.admissions, origin.step, credentials, roster.peers),
+        barred=dict(origin.barred),
+        trials=dict(origin.trials),
         previous=origin.previous,
     )
 

@@ -213,7 +213,7 @@ class TrainerRole:
     ) -> None:
         manifest, specs = around.manifest, around.boundary(around.manifest.split.stages, 0)
         self.part, self._peer, self._manifest, self._specs = part, around.endpoint.peer, manifest, specs
-        self._clock, self._roster, self._step = around.clock, roster, 0
+        self._clock, self._roster = around.clock, roster
         size = manifest.batch.microbatch_size
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or journeys_of_a_trainer(specs))
@@ -267,7 +267,6 @@ class TrainerRole:
             clock=around.clock,
             verify=verify,
             judges=lambda key, hop, peer: auditors(self._roster, key, hop, peer),
-            joined=lambda peer: self._step - since if (since := self._roster.since.get(peer)) else None,
             share=around.manifest.verify.audit,
             gone=lambda: around.watch.gone.keys(),
             chance=around.chance,
@@ -277,7 +276,7 @@ class TrainerRole:
         """The step after this record is open, and our shard continues where the record says; its work is started by
         the step loop."""
         roster, cursor, after = record.members, record.cursors.get(self._peer), record.hash()[:AFTER_CHARS]
-        self._roster, self._step = roster, record.step + 1
+        self._roster = roster
         open_boundary(self._manifest, self._specs, record)
         if self._bounds is not None and self.part is not None:
             open_bounds(self._manifest, self._bounds, self.part, record)

@@ -13,15 +13,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from swarm.consensus.trials import FEWEST_TRAINERS, WHOLE_WORD
+
 COORDINATES = 1 << 14
 """Of so many the cosine of two vectors is known to 0.008."""
 MOST_TRAINERS = 256
 """Of so many trainers shares are seen in one step: 16 MiB."""
-ENOUGH = 5
-"""Of fewer trainers a single one can have most words say of an honest one, unlike the others, that it pulls against
-them: it turns itself away from that one and from the others at once."""
-WHOLE = 10_000
-"""A cosine of 1, in words."""
 
 
 class Sketches:
@@ -53,12 +50,13 @@ class Sketches:
 
     def words(self, trainers: Sequence[str]) -> tuple[int, ...]:
         """Return of each of these trainers how far its share points where the others' do, see :func:`pulls`, in
-        1 / WHOLE; 0 of one whose share is nothing. Nothing where fewer than ENOUGH have one. Waits for the device."""
+        1 / WHOLE_WORD; 0 of one whose share is nothing. Nothing where fewer than FEWEST_TRAINERS have one. Waits for
+        the device."""
         found = {one: share for one in trainers if (share := self._shares.get(one)) is not None and bool(share.any())}
-        if len(found) < ENOUGH:
+        if len(found) < FEWEST_TRAINERS:
             return ()
         cosines = dict(zip(found, pulls(torch.stack([*found.values()])), strict=True))
-        return tuple(round(WHOLE * cosines.get(one, 0.0)) for one in trainers)
+        return tuple(round(WHOLE_WORD * cosines.get(one, 0.0)) for one in trainers)
 
 
 def pulls(shares: Tensor) -> list[float]:

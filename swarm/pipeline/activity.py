@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from swarm.ids import PeerId
@@ -32,7 +33,8 @@ class AuditCounts(NamedTuple):
 class PipelineActivity:
     """``queued`` pieces of work wait for the device; ``under_way`` microbatches have begun and are not done;
     ``microbatches`` were done since the peer took its part. ``compute_s`` is the mean time of the newest ones on the
-    device, forward and backward together, 0.0 before the first. ``averaging``: a round of its part goes on."""
+    device, forward and backward together, 0.0 before the first. ``averaging``: a round of its part goes on. ``checked``
+    is how many hops of each replica a trainer had found right by others, since one last did not count."""
 
     queued: int = 0
     under_way: int = 0
@@ -41,3 +43,4 @@ class PipelineActivity:
     averaging: bool = False
     probation: tuple[Probation, ...] = ()
     audits: AuditCounts = AuditCounts()
+    checked: Mapping[PeerId, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a replica says of a hop that it computed again, and how many must say the same to prove somebody wrong. Pure."""
+"""What a replica says of a hop that it computed again, and how many must say the same to decide who is wrong. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class HopStatement(Message):
     signature: SignatureField
 
 
-def proves(agree: int, judges: int) -> bool:
-    """Return whether so many that ``agree`` prove it, of so many ``judges`` of the hop: more than half, and two at
-    least."""
-    return agree >= 2 and 2 * agree > judges
+def found_wrong(wrong: int, right: int, judges: int) -> bool | None:
+    """Return whether a hop is wrong, None where so many words of its ``judges`` decide nothing. It is wrong where more
+    than half of them say so, two at least; right where half of them do, for who did it says so as well."""
+    if wrong >= 2 and 2 * wrong > judges:
+        return True
+    return False if right and 2 * right >= judges else None

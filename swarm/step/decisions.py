@@ -197,11 +197,7 @@ def gone_back(
     now. What replicas were owed for a close that they had missed is of steps that do not count; whom the run takes
     nothing from since then rests on, by no words of such steps."""
     opens = to.step + 1  # all take part from there on, whatever they joined
-    rest = {
-        peer: Trial(times=one.times, until=one.until)
-        for peer, one in head.trials.items()
-        if one.times > to.trials.get(peer, Trial()).times
-    }
+    rest = {peer: one.rest for peer, one in head.trials.items() if one.times > to.trials.get(peer, Trial()).times}
     members = tuple(one.model_copy(update={"since": min(one.since, opens)}) for one in roster.members)
     return CloseRecord(
         run=head.run,

@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.consensus.acceptor import NO_EVIDENCE, BranchHead, RecordEvidence, SignedPromise, Vote
 from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
-from swarm.consensus.faults import HopFault
+from swarm.consensus.faults import MAX_FAULTS, HopFault
 from swarm.consensus.records import (
     MAX_PACE_US,
     MAX_VOTERS,
@@ -104,10 +104,11 @@ class TrainerResumed(Message):
 
 
 class Feed(Message):
-    """There is quota again: somebody's work was lost."""
+    """There is quota again: somebody's work was lost. ``faults`` prove who did it wrong in the step."""
 
     step: Count
     term: Count
+    faults: Annotated[tuple[HopFault, ...], Field(max_length=MAX_FAULTS, exclude_if=operator.not_)] = ()
 
 
 class Over(Message):

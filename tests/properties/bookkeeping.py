@@ -252,7 +252,7 @@ class Books:
             self.services[peer].open_step(self.open_step, self.roster, self.head.hash(), self.head.cursors)
         for number, peer in enumerate(self.roster.trainers):
             if peer not in self.feeders:
-                remote = RemoteLeader(CallsOf(self, peer), self, self, lambda: 1.0)  # type: ignore[arg-type]
+                remote = RemoteLeader(CallsOf(self, peer), self, self, lambda: 1.0, lambda *_: True)  # type: ignore[arg-type]
                 self.feeders[peer] = Feeder(peer, remote, Wiring(self.roster.columns(), seed=number))
             self._open_feeder(self.feeders[peer])
 

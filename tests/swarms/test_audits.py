@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ from peers.chaos.liars.lies import Liar, lying
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import HopAudited, JourneySetAside, StepClosed
 from swarm.ids import MicrobatchId
+from swarm.pipeline.trainer.audits import STANDING, share_of
 from swarm.sim.loop import PEER, run_world
+from tests.harness.expect import eventually
 
 SHAPE: dict[str, Any] = {
     "hosts": 6,
@@ -45,6 +50,33 @@ def test_honest_swarm_in_which_every_hop_is_computed_again_accuses_nobody_and_le
     assert len(audited.events(HopAudited)) == 2 * 12 * 4
     assert not audited.events(JourneySetAside)
     assert [one["digests"] for one in audited.history()] == [one["digests"] for one in usual.history()]
+
+
+def test_host_that_joins_is_checked_more_often_until_each_trainer_had_hops_of_it_found_right(tmp_path: Path) -> None:
+    shape = SHAPE | {"hosts": 4, "trainers": 2, "split": {"stages": 2}, "run": {"steps": 16}, "verify": {"audit": 0.05}}
+    swarm, drawn, joined = SimSwarm(tmp_path, **shape), 0.11, 8
+    until = next(number for number in range(STANDING) if share_of(0.05, number) <= drawn)
+
+    async def story() -> None:
+        await swarm.open()
+        for peer in swarm.peers.values():
+            peer.around = dataclasses.replace(peer.around, chance=lambda: drawn)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(swarm.run())
+            await eventually(lambda: any(one.step >= joined for one in swarm.events(StepClosed)), deadline_s=300)
+            await swarm.join("late", "stage", 300, stage=0)
+
+    run_world(story())
+    late = swarm.peers["late"].endpoint.peer
+    hosts = {peer.endpoint.peer for peer in swarm.peers.values() if peer.settings.role == "stage"}
+    for trainer in (swarm.peers["trainer-0"], swarm.peers["trainer-1"]):
+        audits = trainer.events.of(HopAudited)
+        assert Counter(one.peer for one in audits if one.outcome == "passed") == dict.fromkeys(hosts, until)
+        assert {one.peer for one in audits if one.step > joined} == {late}
+        assert trainer.membership is not None
+        assert trainer.membership.situation.activity().checked == dict.fromkeys(hosts, until)
+        hops = [one for record in swarm.history() for one in record["committed"] if late in one["route"]]
+        assert sum(one["microbatch"][0] == trainer.endpoint.peer for one in hops) > until
 
 
 @pytest.mark.parametrize("lie", ["output-noise", "gradient-x-50"])

@@ -21,6 +21,7 @@ from swarm.consensus.roster import Member, Roster, owner
 from swarm.errors import OutOfSync, PeerError
 from swarm.events import PeerLost, ProvenWrong, StepGivenUp
 from swarm.ids import JourneyKey, PeerId
+from swarm.pipeline.trainer.trainer import Trainer
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import audit_bytes
 from swarm.security.statements import HopStatement
@@ -100,10 +101,17 @@ def names_in(record: dict[str, Any]) -> set[str]:
 def test_replica_that_is_proven_wrong_is_out_of_the_very_step_and_may_join_again_later(tmp_path: Path) -> None:
     quiet = swarm_of(tmp_path / "quiet")
     run_world(quiet.run())
-    swarm = swarm_of(tmp_path / "struck")
-    with accuses(swarm) as accused:
+    swarm, honest, avoided = swarm_of(tmp_path / "struck"), Trainer.avoid, list[tuple[str, PeerId]]()
+
+    def avoid(trainer: Trainer, replica: PeerId) -> None:
+        avoided.append((PEER.get(), replica))
+        honest(trainer, replica)
+
+    with accuses(swarm) as accused, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "avoid", avoid)
         run_world(swarm.run())
     (liar,) = accused
+    assert {*avoided} == {("trainer-0", liar), ("trainer-1", liar)}
     records = {record["step"]: record for record in swarm.history()}
     assert [record["digests"] for record in records.values()] == [record["digests"] for record in quiet.history()]
     check_run([swarm.root]).assert_sound()  # each microbatch once, and none lost
@@ -137,10 +145,22 @@ def test_judge_that_calls_right_what_most_find_wrong_is_told_of(tmp_path: Path) 
     assert record["absent"] == accused, "it is barred the second time"
 
 
-@pytest.mark.parametrize("words", [lambda number: number == 0, lambda number: number > 0])
-def test_word_against_word_decides_nothing_and_the_trainer_goes_on(words: Words, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lone", [0, 1])
+def test_of_three_the_judge_that_alone_calls_a_hop_wrong_is_told_of(lone: int, tmp_path: Path) -> None:
     swarm = swarm_of(tmp_path, run={"steps": STEP + 1, "reproducible": True})
-    with accuses(swarm, words) as accused, pytest.MonkeyPatch.context() as patch:
+    with accuses(swarm, lambda number: number == lone) as accused:
+        run_world(swarm.run())
+    (told,) = swarm.events(ProvenWrong)
+    assert accused == [told.accused] == [*told.by][:1]
+    assert (told.peer in told.by, len(told.by), told.until) == (False, 2, 0)
+    (record,) = [record for record in swarm.history() if record.get("faults")]
+    assert (record["absent"], list(record["barred"])) == ([], [told.peer])
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+
+
+def test_word_against_word_decides_nothing_and_the_trainer_goes_on(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=4, run={"steps": STEP + 1, "reproducible": True})
+    with accuses(swarm) as accused, pytest.MonkeyPatch.context() as patch:
         refused = list[PeerError]()
         honest = RemoteLeader.accuse
 

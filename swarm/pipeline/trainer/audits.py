@@ -25,11 +25,12 @@ from swarm.pipeline.messages import AUDIT, Audit, Audited, Verdict
 from swarm.pipeline.seals import Check
 from swarm.pipeline.trainer.hops import Receipt
 from swarm.security.signing import audit_bytes
-from swarm.security.statements import HopStatement, proves
+from swarm.security.statements import HopStatement, found_wrong
 from swarm.waiting import retry_while_busy
 
-NEWCOMER_SHARE, NEWCOMER_STEPS = 0.25, 64
-"""Of the hops of a replica that joined so few steps ago; of one that was there from the beginning as of all others."""
+NEWCOMER_SHARE, STANDING = 0.25, 8
+"""Drawn of the hops of a replica of which the trainer had none found right, and with how many it is drawn no more often
+than must be."""
 PATIENCE, AT_LEAST_S, SILENT_S = 8.0, 5.0, 300.0
 """A judge has so many times as long as the others took, and seconds more; who misses that is not asked for so long."""
 LOSS_TOLERANCE = 2e-2
@@ -68,24 +69,31 @@ class HopOutcome:
         return self.outcome in ("passed", "unjudged")
 
 
+def share_of(least: float, checked: int) -> float:
+    """Return the share that is drawn of the hops of a replica of which so many were found right: with each a little
+    less, from NEWCOMER_SHARE to ``least``, which is drawn of all."""
+    return least + max(0.0, NEWCOMER_SHARE - least) * max(0, STANDING - checked) / STANDING
+
+
 @dataclass(slots=True, kw_only=True)
 class Audits:
     """One trainer's audits, of a ``share`` of hops. ``judges`` are who may compute again what a peer did in a stage;
-    those are passed over that are believed to be ``gone``. ``joined`` is how many steps ago a peer did so, None of one
-    that was there from the beginning; ``chance`` draws from 0 to 1 what is audited and who is asked first, and nobody
-    else may know what; ``counts`` what came of them."""
+    those are passed over that are believed to be ``gone``. ``chance`` draws from 0 to 1 what is audited and who is
+    asked first, and nobody else may know what; ``counts`` what came of them. ``checked`` is how many hops of each
+    replica were found right since one last did not count: the trainer's own count, so no other's word makes a replica
+    known to it."""
 
     run: RunId
     endpoint: Endpoint
     clock: Clock
     verify: Check
     judges: Callable[[JourneyKey, int, PeerId], Sequence[PeerId]]
-    joined: Callable[[PeerId], int | None]
     share: float
     gone: Callable[[], Collection[PeerId]] = tuple
     chance: Callable[[], float] = random.SystemRandom().random
     within_s: float = 30.0
     counts: Counter[AuditOutcome] = field(default_factory=Counter)
+    checked: Counter[PeerId] = field(default_factory=Counter)
     _wrong: dict[PeerId, int] = field(default_factory=dict)  # in which step; that is closed without them
     _took: dict[PeerId, float] = field(default_factory=dict)  # seconds, to answer last
     _silent: dict[PeerId, float] = field(default_factory=dict)  # until when nobody waits for their word
@@ -98,9 +106,7 @@ class Audits:
 
     def draws(self, peer: PeerId) -> bool:
         """Draw whether what a replica did is to be computed again."""
-        joined = self.joined(peer)
-        new = joined is not None and joined < NEWCOMER_STEPS
-        return self.chance() < (max(self.share, NEWCOMER_SHARE) if new else self.share)
+        return self.chance() < share_of(self.share, self.checked[peer])
 
     async def judge(self, claim: HopClaim) -> HopOutcome:
         """Have a claim judged. Takes as long as those asked may take, one after the other; who is asked and does not
@@ -109,6 +115,10 @@ class Audits:
         self.counts[found.outcome] += 1
         if found.outcome == "failed":
             self._wrong[claim.accused] = claim.key.step
+        if found.outcome == "passed":
+            self.checked[claim.accused] += 1
+        elif not found.counts:
+            self.checked[claim.accused] = 0
         return found
 
     async def _judged(self, claim: HopClaim) -> HopOutcome:
@@ -164,12 +174,13 @@ class Audits:
         )
         by = tuple(PeerId(one.auditor) for one in found)
         against = tuple(PeerId(one.auditor) for one in found if one.wrong)
-        if proves(len(against), len(judges)):
+        wrong = found_wrong(len(against), len(by) - len(against), len(judges))
+        if wrong is None:
+            why = f"{len(against)} of {len(judges)} say: {said.reason}"
+            return HopOutcome(claim, "disputed", why, by, against=against)
+        if wrong:
             return HopOutcome(claim, "failed", said.reason, by, found)
-        if proves(len(by) - len(against), len(judges)):
-            return HopOutcome(claim, "passed", f"all but {', '.join(sorted(against))} find it right", by, found)
-        why = f"{len(against)} of {len(judges)} say: {said.reason}"
-        return HopOutcome(claim, "disputed", why, by, against=against)
+        return HopOutcome(claim, "passed", f"all but {', '.join(sorted(against))} find it right", by, found)
 
     async def _ask(self, peer: PeerId, claim: HopClaim) -> tuple[Verdict, Audited]:
         receipt = claim.receipt

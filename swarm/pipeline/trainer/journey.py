@@ -112,7 +112,7 @@ async def _to_nobody(claim: HopClaim, found: Sequence[HopStatement]) -> None:
 class JourneyHooks:
     """What a trainer lends its journeys while it feeds: ``attend`` notices the death of peers, ``spawn`` does small
     things beside, ``warn`` has all its journeys look again, ``accuse`` tells the step's leader what proves a replica
-    wrong."""
+    wrong, and returns when that one knows."""
 
     attend: Callable[[Iterable[PeerId]], None]
     spawn: Callable[[Coroutine[Any, Any, None]], object]
@@ -331,7 +331,10 @@ class Journey:
 
     async def _audit(self) -> None:
         """Have what is drawn of the hops computed again by others of their stages, before anything of it counts.
-        Where nobody can say who is right nothing more is asked about that stage: another's hop would be as doubtful."""
+        Where nobody can say who is right nothing more is asked about that stage: another's hop would be as doubtful.
+
+        What proves a replica wrong the step's leader knows first, and the microbatch is reported after that: so no
+        batch is complete without. The journey ends with the step, and what the leader was not told is lost with it."""
         audits = self._context.audits
         if audits is None:
             return
@@ -341,8 +344,7 @@ class Journey:
         found = await asyncio.gather(*map(audits.judge, drawn))
         for one in found:
             self._tell_of(one)
-            if one.proof:
-                self._hooks.spawn(self._hooks.accuse(one.claim, one.proof))
+        await asyncio.gather(*(self._hooks.accuse(one.claim, one.proof) for one in found if one.proof))
         if out := next((one for one in found if not one.counts), None):
             stage, peer = out.claim.hop, out.claim.accused
             if self._replicas.present(stage) - self._without - {peer, *out.against}:

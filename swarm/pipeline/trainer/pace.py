@@ -137,14 +137,16 @@ def nobody() -> Collection[PeerId]:
 class ReplicaChoice:
     """Which replica takes a hop, and how long it may take. ``gone`` are those whom the health watch believes to be
     gone: they are chosen for nothing; ``doubted``, who has not answered it the last time, only where nobody else is
-    left. Both are looked at with every decision. ``since`` is the first step of replicas that joined: who has not the
-    parameters after ``version`` takes no work that is computed with these."""
+    left, as are those that were proven ``wrong`` in the open step. All are looked at with every decision. ``since`` is
+    the first step of replicas that joined: who has not the parameters after ``version`` takes no work that is computed
+    with these."""
 
     wiring: Wiring
     pace: JourneyDeadlines = field(default_factory=JourneyDeadlines)
     silence: UnresponsivePeers = field(default_factory=UnresponsivePeers)
     gone: Callable[[], Collection[PeerId]] = nobody
     doubted: Callable[[], Collection[PeerId]] = nobody
+    wrong: set[PeerId] = field(default_factory=set)
     since: dict[PeerId, int] = field(default_factory=dict)
     version: int | None = None
 
@@ -160,7 +162,7 @@ class ReplicaChoice:
     def choose(self, stage: int, tried: Collection[PeerId], now: float) -> tuple[PeerId, str] | None:
         """(replica, reason) for a hop, none of those ``tried``; None when nobody may be chosen now."""
         out = {*tried, *self._out()}
-        for left_out in (out | set(self.doubted()), out):
+        for left_out in ({*out, *self.doubted(), *self.wrong}, out):
             try:
                 chosen = self.wiring.choose(stage, left_out, now=now)
             except Refused:
@@ -185,6 +187,7 @@ class ReplicaChoice:
     def follow(self, stages: Sequence[Sequence[PeerId]], since: Mapping[PeerId, int] | None = None) -> None:
         """Know exactly these replicas from now on; ``since`` when says who joined."""
         self.wiring.follow(stages)
+        self.wrong.clear()
         self.since.clear()
         self.since.update(since or {})
         everybody = {peer for replicas in stages for peer in replicas}

@@ -18,7 +18,7 @@ from swarm.errors import DeadlineMissed, PeerError, Refused, StateError, Unreach
 from swarm.events import JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Payload
-from swarm.pipeline.activity import AuditCounts, PipelineActivity
+from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.messages import (
     ATTEND,
@@ -85,8 +85,8 @@ class StepLeader(Protocol):
         """Report a microbatch that cannot be computed; its quota is free again."""
 
     async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
-        """Tell what others found that computed a hop again. Raises a PeerError where the leader takes it for no
-        proof."""
+        """Tell what others found that computed a hop again; returns when the leader knows. Raises a PeerError where it
+        takes that for no proof, and for a closed step."""
 
     async def wait_quota(self, step: int) -> None:
         """Returns when asking for quota again makes sense."""
@@ -137,8 +137,10 @@ class Trainer:
     def activity(self) -> PipelineActivity:
         """Return what is done now: of a trainer, the journeys under way and whom it leaves out."""
         probation = self._context.replicas.wiring.on_probation(now=self._context.clock.monotonic())
-        audits = AuditCounts() if self._context.audits is None else self._context.audits.counted
-        return PipelineActivity(under_way=len(self._under_way()), probation=probation, audits=audits)
+        doing = PipelineActivity(under_way=len(self._under_way()), probation=probation)
+        if (audits := self._context.audits) is None:
+            return doing
+        return replace(doing, audits=audits.counted, checked=audits.checked)
 
     def open_step(
         self,
@@ -236,6 +238,10 @@ class Trainer:
         if ends is not None and not ends.part.is_open(step):
             raise WrongStep(f"step {step} is not open here")
         await settle(self._ends, step, assigned)
+
+    def avoid(self, replica: PeerId) -> None:
+        """Give a replica, which was proven wrong, nothing more in the open step where another is there."""
+        self._context.replicas.wrong.add(replica)
 
     def lost(self, peer: PeerId, reason: str) -> None:
         """A replica is gone: every journey through it is repaired now, without waiting for its deadlines."""
@@ -398,10 +404,15 @@ class Trainer:
         await self._report(row, leader)
 
     async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+        """Return when the leader knows, or takes it for no proof, or the step is closed. What it does not take is
+        named in the log, and so is what it was not told when this was cancelled."""
         try:
             await leader.accuse(claim, found)
         except PeerError as error:
             logger.warning("step %d, what %s did is not looked at: %s", claim.key.step, claim.accused, error)
+        except asyncio.CancelledError:
+            logger.warning("step %d, its leader was not told what %s did", claim.key.step, claim.accused)
+            raise
 
     def _check_own_part(self, poison: Poisoned) -> None:
         self._own_failures += isinstance(poison, OwnFailure)

@@ -250,7 +250,8 @@ class BatchCollection:
         timeout_s, prepare = self._context.timeout_s(), Prepare(step=self._book.step, term=self._term)
         try:
             await self.calls.ask(peer, PREPARE, prepare, timeout_s=timeout_s)
-            feed = Feed(step=self._book.step, term=self._term)
+            faults = tuple(fault for fault, found in self._book.faults.values() if fault.accused in found)
+            feed = Feed(step=self._book.step, term=self._term, faults=faults)
             await self.calls.ask(peer, AGAIN, feed, timeout_s=timeout_s)
         except (Superseded, WrongStep):
             raise

@@ -332,16 +332,16 @@ class StepClose:
     def _tell_wrong(self, record: CloseRecord) -> None:
         out = newly_barred(record.barred, record.step)
         for fault in record.faults:  # not those of our book, where it is another's of a branch
-            accused, against = PeerId(fault.accused), fault.said(wrong=True)
-            for peer in fault.outvoted:
+            wrong, by = fault.sides
+            for peer in wrong:
                 self._context.events.emit(
                     ProvenWrong(
                         step=record.step,
                         peer=peer,
-                        accused=accused,
+                        accused=PeerId(fault.accused),
                         microbatch=fault.microbatch,
                         stage=fault.hop,
-                        by=fault.said(wrong=peer not in against),
+                        by=by,
                         until=record.barred[peer].until if peer in out else 0,
                     )
                 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from swarm.consensus.acceptor import NO_EVIDENCE, Vote, has_majority, has_to_be_proposed, promise_bytes
 from swarm.consensus.branches import check_lineage
 from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
-from swarm.consensus.faults import barring, check_faults, newly_barred
+from swarm.consensus.faults import barred_words, barring, check_faults, newly_barred
 from swarm.consensus.history import History
 from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import MAX_ASIDE, CloseRecord, Decision, check_acceptances, check_confirmed, voters
@@ -107,6 +107,10 @@ class AcceptanceRules:
             raise Refused("the record belongs to another run")
         if record.codecs:
             raise Refused("the record names codecs, and nothing was measured before it")
+        if (record.barred or record.trials) and not record.step:
+            raise Refused("the record keeps peers out of a run that has not begun")
+        if out := newly_barred(record.barred, record.step).intersection(record.members.peers):
+            raise Refused(f"{min(out)} is to take part: {barred_words(record.barred[min(out)].until)}")
         if credentials is not None:
             admission, members = self._rules.admission, record.members.members
             admission.check_founding(record.admissions, record.step, members, credentials, self._verify)

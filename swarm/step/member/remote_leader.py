@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from swarm.clock import Clock
-from swarm.consensus.faults import HopFault
+from swarm.consensus.changes import Verify
+from swarm.consensus.faults import HopFault, check_fault
 from swarm.consensus.ledger import is_reassigned
 from swarm.consensus.records import Contribution, Quarantined, rows_bytes
 from swarm.consensus.roster import owner
@@ -59,6 +60,9 @@ class Begun(Protocol):
     def drop_early(self, step: int) -> bool:
         """Give up what was fed early of it; whether there was something."""
 
+    def avoid(self, replica: PeerId) -> None:
+        """Give a replica nothing more in the open step where another is there."""
+
 
 @dataclass(slots=True)
 class TrainerBook:
@@ -80,11 +84,13 @@ class RemoteLeader:
     """Leases, completions and what is put aside, told to the leader; when another takes over, it is told all again.
 
     Every call goes on until a leader has answered or the step is closed (WrongStep). It is also the ``feed/1`` service,
-    through which a leader says that there is quota again.
+    through which a leader says that there is quota again, and shows who was proven wrong.
     """
 
-    def __init__(self, calls: LiveCalls, position: Position, clock: Clock, timeout_s: Callable[[], float]) -> None:
-        self._calls, self._at, self._clock, self._timeout_s = calls, position, clock, timeout_s
+    def __init__(
+        self, calls: LiveCalls, position: Position, clock: Clock, timeout_s: Callable[[], float], verify: Verify
+    ) -> None:
+        self._calls, self._at, self._clock, self._timeout_s, self._verify = calls, position, clock, timeout_s, verify
         self.begun: Begun | None = None
         self._book = TrainerBook()
         self._resuming = asyncio.Lock()
@@ -295,6 +301,15 @@ class RemoteLeader:
             book.again.set()
 
     async def _on_again(self, caller: PeerId, body: Feed) -> Empty:
-        if body.step == self._book.step:
+        """Raises Refused or Violation where what comes with it proves nothing."""
+        if body.step == self._book.step == self._at.open_step:
             self._book.again.set()
+            for fault in body.faults:
+                self._avoid(fault)
         return Empty()
+
+    def _avoid(self, fault: HopFault) -> None:
+        """What a replica that is proven wrong does in the step is for nothing: have our trainer give it no more."""
+        about = (self._at.rules.run, self._at.roster, fault.step, self._at.history.head_hash)
+        if self.begun is not None and fault.accused in check_fault(*about, fault, self._verify):
+            self.begun.avoid(PeerId(fault.accused))

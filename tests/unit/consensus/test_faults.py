@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -92,18 +93,46 @@ def test_more_than_half_of_the_other_replicas_prove_one_wrong_and_who_calls_it_r
     assert found(Said(tokens=5).fault(*words), replicas) == (ACCUSED.peer, *wrong_too)
 
 
-@pytest.mark.parametrize(("replicas", "words"), [(4, [*wrong(1), *right(2, 3)]), (6, [*wrong(1, 2), *right(3, 4, 5)])])
-def test_who_calls_wrong_what_most_find_right_is_proven_wrong(replicas: int, words: list[Any]) -> None:
-    assert set(found(Said().fault(*words), replicas)) == {who.peer for who, said in words if said}
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [(3, [*wrong(1), *right(2)]), (4, [*wrong(1), *right(2, 3)]), (5, [*wrong(1, 2), *right(3, 4)])]
+    + [(6, [*wrong(1, 2), *right(3, 4, 5)])],
+)
+def test_who_calls_wrong_what_most_and_the_accused_call_right_is_proven_wrong(replicas: int, words: list[Any]) -> None:
+    fault = Said().fault(*words)
+    assert set(found(fault, replicas)) == {who.peer for who, said in words if said}
+    assert fault.sides[1] == (ACCUSED.peer, *(who.peer for who, said in words if not said))
+
+
+FEWEST_LIARS = {2: None, 3: 2, 4: 2, 5: 3, 6: 3, 7: 4}
+"""Of so many replicas of a stage, how many must lie to have an honest one proven wrong."""
+
+
+@pytest.mark.parametrize("replicas", FEWEST_LIARS)
+def test_fewer_liars_than_half_have_no_honest_replica_proven_wrong_and_one_is_found_out(replicas: int) -> None:
+    framing, judges = list[int](), PEERS[1:replicas]
+    for wrong_hop, liars in itertools.product([False, True], range(replicas)):
+        lying, honest = judges[:liars], judges[liars:]
+        guilty = {who.peer for who in [*[ACCUSED] * wrong_hop, *lying]}
+        for lies, truths in itertools.product(range(liars + 1), range(len(honest) + 1)):  # a trainer may keep some back
+            words = [(who, not wrong_hop) for who in lying[:lies]] + [(who, wrong_hop) for who in honest[:truths]]
+            try:
+                proven = set(found(Said().fault(*words), replicas))
+            except Refused:
+                proven = set()
+            if proven - guilty:
+                framing.append(len(guilty))
+            if len(guilty) == 1 < len(words) == len(judges):
+                assert proven == guilty
+    assert min(framing, default=None) == FEWEST_LIARS[replicas]
 
 
 NOTHING_DECIDED: dict[str, tuple[int, list[Any]]] = {
     "nobody": (4, []),
     "one": (4, wrong(1)),
     "two of two replicas": (2, wrong(1)),
-    "one against one": (3, [*wrong(1), *right(2)]),
+    "one of three": (4, [*wrong(1), *right(2)]),
     "half": (5, wrong(1, 2)),
-    "half against half": (5, [*wrong(1, 2), *right(3, 4)]),
     "all find it right": (4, right(1, 2, 3)),
 }
 

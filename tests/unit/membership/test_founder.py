@@ -10,9 +10,11 @@ import pytest
 
 from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy
 from swarm.consensus.placement import assign_stages
-from swarm.errors import Unreachable
+from swarm.consensus.slowness import Barred
+from swarm.errors import RunEnded, Unreachable
 from swarm.ids import PeerId, RunId, stage_part
 from swarm.membership.founder import NEWCOMERS, Founder, _Bounded, one_per_grant
+from swarm.membership.founding_record import Origin
 from swarm.membership.gate import CallGate
 from swarm.models.spec import SplitConfig
 from swarm.network.discovery.records import PeerRecord, bits_of
@@ -142,3 +144,29 @@ async def test_founder_lets_more_in_until_somebody_has_the_memory_for_each_stage
     records[PeerId("late")] = _record("stage", 1)
     monkeypatch.setitem(HERE, PeerId("late"), "stage")
     assert len(await founder._candidates()) == len(found), "one place more, and no other"
+
+
+async def test_founder_takes_nobody_who_is_barred_from_the_run_that_goes_on() -> None:
+    endpoint, records = Called(), {peer: _record(role, 1) for peer, role in HERE.items()}
+    founder = _founder(endpoint, records)
+    founder._origin = Origin(digests={}, step=40, barred={"host": Barred(times=1, until=42)})
+    assert {candidate.peer for candidate in await founder._candidates()} == {ME, "trainer"}
+    founder._origin = Origin(digests={}, step=41, barred={"host": Barred(times=1, until=42)})
+    assert {candidate.peer for candidate in await founder._candidates()} == {ME, *HERE}
+
+
+async def test_founder_that_is_barred_from_the_run_that_goes_on_ends() -> None:
+    async def load(told: object) -> Any:
+        return Origin(digests={}, step=40, barred={ME: Barred(times=1, until=300)}), []
+
+    told = list[str]()
+
+    async def tell_all(peer: PeerId, reason: str) -> None:
+        told.append(reason)
+
+    founder = _founder(Called(), {})
+    founder._beginning = SimpleNamespace(load=load)
+    founder._around.watch = SimpleNamespace(follow=lambda peers: None, tell_all=tell_all)  # type: ignore[misc]
+    with pytest.raises(RunEnded, match="cannot resume the run: .* is barred until step 300"):
+        await founder.found(1.0, lambda reason: None)
+    assert len(told) == 1, "those who wait are told"

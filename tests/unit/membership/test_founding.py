@@ -9,6 +9,8 @@ import pytest
 
 from swarm.consensus.placement import Candidate, assign_stages
 from swarm.consensus.records import NO_RECORD, CloseRecord, Contribution, acceptance_bytes
+from swarm.consensus.slowness import Barred
+from swarm.consensus.trials import Tally, Trial
 from swarm.errors import OutOfSync, Refused, RunEnded
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import FoundingTimeout as Waits
@@ -27,6 +29,7 @@ TWO_STAGES = SplitConfig(stages=2).parts
 DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
 ORIGIN = Origin(digests=DIGESTS)
 ORIGIN_OF_ONE = Origin(digests={PartName("stage-0"): "0" * 64, ENDS: "2" * 64})
+JUDGED = Trial(times=1, until=50, tallies={"stage-0": Tally(words=9)})
 
 
 def candidate(peer: str, role: Any, stage: int | None = None) -> Candidate:
@@ -71,18 +74,24 @@ def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None
             "previous": "9" * 64,
         }
     )
+    closed = closed.model_copy(update={"trials": {"T": Trial(tallies={"stage-0": Tally(words=9)}), "U": JUDGED}})
     others = [*CANDIDATES, candidate("U", "trainer")]
     again, _ = assign_stages(others, TWO_STAGES)
     record = founding_record(RUN, again, Origin.after(closed))
     assert record.founding
     assert (record.step, record.previous, record.digests) == (40, closed.hash(), closed.digests)
     assert record.cursors == {"T": (1, 7), "gone": (0, 3), "U": (0, 0)}
+    assert record.trials == {"U": Trial(times=1, until=50)}
     assert record.members.peers == again.peers
 
 
-def test_founding_record_of_a_run_resumed_twice_follows_the_same_record() -> None:
+def test_founding_record_of_a_run_resumed_twice_follows_the_same_record_and_keeps_out_whom_that_did() -> None:
     roster, _ = assign_stages(CANDIDATES, TWO_STAGES)
-    first = founding_record(RUN, roster, Origin(digests=DIGESTS, step=40, previous="9" * 64))
+    barred, rests = {"L": Barred(times=1, until=300)}, {"T": Trial(times=1, until=99)}
+    first = founding_record(
+        RUN, roster, Origin(digests=DIGESTS, step=40, previous="9" * 64, barred=barred, trials=rests)
+    )
+    assert (first.barred, first.trials, first.members.unfed) == (barred, rests, {"T": 99})
     assert founding_record(RUN, roster, Origin.after(first)) == first
     start = genesis(RUN, roster, DIGESTS)
     assert founding_record(RUN, roster, Origin.after(start)) == start

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.consensus.trials import WHOLE_WORD
 from swarm.ids import MicrobatchId, StepWork
 from swarm.optim.accumulate import Accumulator
-from swarm.optim.sketches import COORDINATES, MOST_TRAINERS, WHOLE, Sketches, pulls
+from swarm.optim.sketches import COORDINATES, MOST_TRAINERS, Sketches, pulls
 from tests.unit.optim.test_accumulate import LAYOUT, gradients
 
 
@@ -76,7 +77,7 @@ def test_words_are_about_what_is_in_the_sum_and_of_five_trainers_at_least() -> N
         with sketches.seeing(trainer, total):
             total += share
     found = sketches.words("abcde")
-    assert all(0 < word <= WHOLE for word in found)
+    assert all(0 < word <= WHOLE_WORD for word in found)
     with sketches.seeing("a", total):
         total -= 2 * said["a"]
     turned = sketches.words("abcde")
@@ -105,7 +106,7 @@ def test_of_more_trainers_than_there_is_room_for_the_rest_is_not_judged() -> Non
     for name in names:
         with sketches.seeing(name, total):
             total += 1.0
-    assert sketches.words(names) == (*[WHOLE] * MOST_TRAINERS, 0)
+    assert sketches.words(names) == (*[WHOLE_WORD] * MOST_TRAINERS, 0)
 
 
 def test_accumulator_takes_what_it_removes_out_of_its_trainers_share() -> None:

@@ -13,6 +13,8 @@ from peers.control.status import MemberReport
 from peers.settings import PeerSettings
 from swarm.consensus.roster import Member, Roster
 from swarm.consensus.slowness import Barred
+from swarm.ids import PeerId
+from swarm.pipeline.activity import PipelineActivity
 
 
 def member(peer: str, part: str | None, name: str = "") -> Member:
@@ -54,12 +56,16 @@ def test_status_says_who_is_barred_and_until_when(tmp_path: Path) -> None:
     assert told[1].startswith("is barred until step 260: proven wrong")
 
 
-async def test_members_and_those_who_wait_are_told_apart_where_they_say_the_same_name(
+async def test_members_come_with_how_many_hops_were_checked_and_apart_from_those_who_wait_with_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = NodeCommands(PeerSettings(home=tmp_path, role="stage", name="twin"), "a", 0.0, lambda reason: reason)
-    around = SimpleNamespace(roster=Roster([member("a", "stage-0", "twin"), member("b", "stage-0")]))
-    manifest = SimpleNamespace(run=SimpleNamespace(copies=0))
+    situation = SimpleNamespace(activity=lambda: PipelineActivity(checked={PeerId("b"): 3}))
+    roster = Roster([member("a", "stage-0", "twin"), member("b", "stage-0")])
+    around, manifest = (
+        SimpleNamespace(roster=roster, situation=situation),
+        SimpleNamespace(run=SimpleNamespace(copies=0)),
+    )
     commands.adopt(cast(Any, manifest), cast(Any, None), cast(Any, around), cast(Any, None))
     waits = MemberReport(name="twin", peer="w", role="stage", part=None, state="waiting", link="unknown", addresses=())
 
@@ -72,4 +78,5 @@ async def test_members_and_those_who_wait_are_told_apart_where_they_say_the_same
     monkeypatch.setattr(commands, "_links", links)
     monkeypatch.setattr(commands, "_announced", announced)
     monkeypatch.setattr(commands, "_endpoint", object())
-    assert [one.name for one in await commands._peers({})] == ["twin~a", "b", "twin~w"]
+    found = await commands._peers({})
+    assert [(one.name, one.checked) for one in found] == [("twin~a", 0), ("b", 3), ("twin~w", 0)]

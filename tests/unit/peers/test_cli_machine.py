@@ -341,7 +341,7 @@ def test_members_say_where_they_are_and_who_only_calls(snapshot: Snapshot) -> No
     plain = MemberReport(
         name="owl", peer=PEER.format(3), role="stage", part="stage-0", state="member", link="direct", addresses=()
     )
-    there = dataclasses.replace(plain, name="hen", region="eu-west", outgoing=True, copies=("ends",))
+    there = dataclasses.replace(plain, name="hen", region="eu-west", outgoing=True, copies=("ends",), checked=8)
     gone = dataclasses.replace(plain, name="emu", state="lost", lost="no answer to 3 pings in a row")
     young = seen("otter", **STANDINGS["only starts"]).standing
     assert [*member_lines(standing("otter"), [plain, there, gone]), *member_lines(young, [])] == snapshot

@@ -15,7 +15,7 @@ from torch import Tensor
 from swarm.compression.dense import FLOAT32
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Violation, WrongStep
 from swarm.events import HopAudited
-from swarm.ids import JourneyKey, PeerId, StepWork
+from swarm.ids import JourneyKey, MicrobatchId, PeerId, StepWork
 from swarm.models.spec import TensorSpec, token_spec
 from swarm.pipeline.activity import AuditCounts
 from swarm.pipeline.boundary import BoundarySpecs
@@ -26,11 +26,12 @@ from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, compared, far_rows
 from swarm.pipeline.trainer.audits import (
     AT_LEAST_S,
     NEWCOMER_SHARE,
-    NEWCOMER_STEPS,
     PATIENCE,
     SILENT_S,
+    STANDING,
     Audits,
     HopClaim,
+    share_of,
 )
 from swarm.pipeline.trainer.hops import Receipt
 from swarm.security.signing import audit_bytes, receipt_bytes
@@ -53,7 +54,7 @@ class Wrong(CheapPart):
         return None if gradient is None else gradient * (1 + self.by), rest
 
 
-def audits_of(crew: Crew, share: float = 1.0, joined: int | None = None) -> Audits:
+def audits_of(crew: Crew, share: float = 1.0) -> Audits:
     """Have all hops of a crew's journeys computed again by the others of the stage, in their order."""
     context = crew.side.context
 
@@ -62,7 +63,7 @@ def audits_of(crew: Crew, share: float = 1.0, joined: int | None = None) -> Audi
 
     made = context.audits = Audits(
         run=RUN, endpoint=context.endpoint, clock=context.clock, verify=verify, judges=judges,
-        joined=lambda peer: joined, share=share, chance=lambda: 0.1, within_s=5.0,
+        share=share, chance=lambda: 0.1, within_s=5.0,
     )  # fmt: skip
     return made
 
@@ -116,20 +117,42 @@ async def test_hop_that_most_find_wrong_is_done_again_by_others_and_its_replica_
         crew.replicas[A].part.backward_input = Wrong().backward_input  # type: ignore[method-assign]
     leader = await played(crew)
     assert told(crew)["failed"] == {A}
-    assert told(crew).get("disputed", set()) <= {A1, A2}, "before it was found out it judged others"
+    assert "disputed" not in told(crew)
     assert all(A not in journey.route for journey in leader.finished)
     assert (leader.aside, len(leader.finished)) == ({}, 6)
-    for claim, found in leader.accused:
-        assert claim.accused == A
-        assert [(one.auditor, one.wrong) for one in found] == [(A1, True), (A2, True)]
+    for claim, found in leader.accused:  # before it was found out it judged others
+        assert [one.auditor for one in found if one.wrong] == ([A1, A2] if claim.accused == A else [A])
         for one in found:
-            signed = audit_bytes(RUN, claim.key, 0, A, claim.receipt.digest, True)
+            signed = audit_bytes(RUN, claim.key, 0, claim.accused, claim.receipt.digest, one.wrong)
             assert verify(one.auditor, signed, one.signature)
-    assert leader.accused
+    accused = [claim.accused for claim, _ in leader.accused]
+    assert A in accused
     await played(honest)
     assert crew.sums() == honest.sums()
     assert crew.side.part.held == honest.side.part.held
-    assert crew.side.trainer.activity().audits.wrong == len(leader.accused)
+    assert crew.side.trainer.activity().audits.wrong == accused.count(A)
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["in time", "not any more"])
+async def test_microbatch_is_reported_when_its_leader_knows_who_did_it_wrong(
+    closed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    crew, leader, known, told = await audited(), FakeLeader(6), asyncio.Event(), set[MicrobatchId]()
+    crew.replicas[A].part.scale = 3.0
+
+    async def accuse(claim: HopClaim, found: object) -> None:
+        told.add(claim.key.microbatch)
+        await known.wait()
+
+    leader.accuse = accuse  # type: ignore[method-assign]
+    async with crew.working():
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: told and len(told) + len(leader.finished) == 6)
+        assert told.isdisjoint(one.key.microbatch for one in leader.finished)
+        (leader.over if closed else known).set()
+        await feeding
+    assert len(leader.finished) == 6 - closed * len(told)
+    assert caplog.text.count("step 1, its leader was not told what") == closed * len(told)
 
 
 async def test_of_two_that_differ_neither_is_accused_and_the_other_does_the_hop() -> None:
@@ -143,7 +166,7 @@ async def test_of_two_that_differ_neither_is_accused_and_the_other_does_the_hop(
     assert not crew.side.wiring.on_probation(now=0.0), "nobody knows which of them is right"
 
 
-@pytest.mark.parametrize("stage", [[A, A1, A2], [A, A1, A2, A3]])
+@pytest.mark.parametrize("stage", [[A, A1], [A, A1, A2], [A, A1, A2, A3]])
 async def test_auditor_that_calls_what_is_right_wrong_stands_alone(stage: list[PeerId]) -> None:
     crew = await audited([stage, [B]])
     answer = crew.replicas[A1].server._auditing
@@ -155,8 +178,8 @@ async def test_auditor_that_calls_what_is_right_wrong_stands_alone(stage: list[P
     leader = await crew.feed(6)
     assert (leader.aside, len(leader.finished)) == ({}, 6)
     assert "failed" not in told(crew)
-    if len(stage) == 3:
-        assert told(crew)["disputed"] <= {A, A2}
+    if len(stage) == 2:
+        assert told(crew)["disputed"] == {A}
         assert leader.accused == []
     else:
         assert {[one.auditor for one in found if one.wrong][0] for _, found in leader.accused} == {A1}
@@ -207,7 +230,7 @@ class Judges:
     def audits(self, judges: Collection[PeerId], chance: Callable[[], float] = lambda: 0.0) -> Audits:
         """Have these judge."""
         return Audits(
-            run=RUN, endpoint=self, clock=self.clock, verify=verify, joined=lambda peer: None,  # type: ignore[arg-type]
+            run=RUN, endpoint=self, clock=self.clock, verify=verify,  # type: ignore[arg-type]
             judges=lambda key, hop, peer: list(judges), share=1.0, chance=chance,
         )  # fmt: skip
 
@@ -312,11 +335,26 @@ async def test_journey_is_not_told_of_before_its_hops_are_judged_and_can_be_give
 # --- what is drawn ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("joined", "drawn"), [(None, False), (NEWCOMER_STEPS - 1, True), (NEWCOMER_STEPS, False)])
-async def test_newcomers_are_audited_more_often(joined: int | None, drawn: bool) -> None:
-    crew = await Crew.of([[A], [B]])
-    assert 0.05 < 0.1 < NEWCOMER_SHARE, "what chance draws here is between them"
-    assert audits_of(crew, 0.05, joined).draws(A) is drawn
+@pytest.mark.parametrize("least", [0.03, 0.05, 0.25, 0.5, 1.0])
+def test_the_more_hops_were_found_right_the_fewer_are_drawn_and_no_fewer_than_of_all(least: float) -> None:
+    shares = [share_of(least, checked) for checked in range(STANDING + 1)]
+    assert shares[0] == pytest.approx(max(least, NEWCOMER_SHARE))
+    assert shares == sorted(shares, reverse=True)
+    assert all(share >= least for share in shares)
+    assert {share_of(least, checked) for checked in (STANDING, 10**9)} == {least}
+
+
+@pytest.mark.parametrize(("said", "left"), [("right", 6), ("unjudged", 5), ("withheld", 0), ("wrong", 0)])
+async def test_only_what_was_found_right_counts_and_what_does_not_count_begins_it_anew(said: str, left: int) -> None:
+    audits = Judges(a1=said).audits([A1], lambda: 0.1)
+    audits.share, audits.checked[A] = 0.05, 5
+    assert audits.draws(A), "a replica of which five hops were found right"
+    found = await audits.judge(CLAIM)
+    assert found.counts == (left > 0)
+    assert audits.checked[A] == left
+    assert audits.draws(A) is (left < 6)
+    audits.checked[A] = STANDING
+    assert not audits.draws(A)
 
 
 async def test_lie_that_a_neighbour_covers_is_not_proven_and_does_not_count() -> None:

@@ -76,9 +76,13 @@ async def test_replica_that_one_journey_finds_silent_is_replaced_in_all(phase: s
     assert len(leader.finished) == len(crew.sums()[1]) == quota
 
 
-async def test_doubted_replica_is_chosen_only_where_nobody_else_is_left() -> None:
+async def test_replica_that_is_doubted_or_proven_wrong_is_chosen_only_where_nobody_else_is_left() -> None:
     doubted = {B[0]}
     crew = await Crew.of([A, B], doubted=lambda: doubted)
+    await crew.feed(4)
+    assert crew.held(B[0]) == set()
+    crew = await Crew.of([A, B])
+    crew.side.trainer.avoid(B[0])
     await crew.feed(4)
     assert crew.held(B[0]) == set()
     doubted.add(B[1])

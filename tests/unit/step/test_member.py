@@ -10,6 +10,7 @@ import pytest
 
 from swarm.consensus.changes import Changes, Departure, departure_bytes
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
+from swarm.consensus.slowness import Barred
 from swarm.consensus.trials import Trial
 from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
@@ -505,6 +506,20 @@ async def test_member_of_a_run_that_goes_on_with_a_checkpoint_takes_no_other_beg
     for known in (begins, begins.model_copy(update={"step": 6, "previous": "e" * 64})):  # it was resumed later
         bench = MemberBench(founded=False, rules=rules)
         await bench.ask(Propose(record=known))
+
+
+async def test_member_begins_no_run_with_a_peer_that_is_barred_from_it() -> None:
+    late = GENESIS.model_copy(update={"step": 5, "previous": "c" * 64})
+    barred = {A: Barred(times=1, until=7)}
+    for begins, why in (
+        (GENESIS.model_copy(update={"barred": barred}), "a run that has not begun"),
+        (GENESIS.model_copy(update={"trials": {A: Trial(times=1, until=7)}}), "a run that has not begun"),
+        (late.model_copy(update={"barred": barred}), f"{A} is to take part: .* barred until step 7"),
+    ):
+        with pytest.raises(Refused, match=why):
+            await MemberBench(founded=False).ask(Propose(record=begins))
+    for update in ({"barred": {STRANGER: Barred(times=1, until=7)}}, {"step": 6, "barred": barred}):
+        await MemberBench(founded=False).ask(Propose(record=late.model_copy(update=update)))
 
 
 async def test_member_takes_one_genesis_from_the_founder_only() -> None:

@@ -52,6 +52,7 @@ from tests.harness.rigs.step import (
     record,
     silence,
     stop,
+    verify,
 )
 
 RECEIPTS = (SignedReceipt(digest=bytes(32), signature=bytes(64)),)
@@ -64,6 +65,7 @@ class Begun:
     def __init__(self, count: int = 0) -> None:
         self.taken = IssuedTable()
         self.kept: list[int] = []
+        self.avoided: list[PeerId] = []
         for position in range(count):
             self.taken.add(issued(1, microbatch(position)))
 
@@ -75,6 +77,10 @@ class Begun:
         """See :class:`~swarm.step.member.remote_leader.Begun`."""
         self.kept.append(count)
         self.taken.keep(step, count)
+
+    def avoid(self, replica: PeerId) -> None:
+        """See :class:`~swarm.step.member.remote_leader.Begun`."""
+        self.avoided.append(replica)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +106,7 @@ class TrainerPeer:
     async def set(self) -> TrainerPeer:
         await self.stage.set()
         calls = LiveCalls(StepCalls(self.stage.endpoints[T]), self.stage.liveness)
-        self.leader = RemoteLeader(calls, self.bench.position, LoopClock(), lambda: 5.0)
+        self.leader = RemoteLeader(calls, self.bench.position, LoopClock(), lambda: 5.0, verify)
         self.leader.begun = self.begun
         return self
 
@@ -473,6 +479,15 @@ async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -
     await eventually(lambda: here.told(LEADER, COMPLETE))
     await stop(completing)
     assert await asked(here.leader, Feed(step=1, term=0), LEADER) == Empty()
+
+
+async def test_trainer_avoids_nobody_of_whom_nothing_is_proven() -> None:
+    here = await trainer()
+    await here.leader.lease(1, 1)
+    with pytest.raises(PeerError):
+        await asked(here.leader, Feed(step=1, term=0, faults=(FAULTY,)), LEADER)
+    await asked(here.leader, Feed(step=2, term=0, faults=(FAULTY,)), LEADER)
+    assert here.begun.avoided == []
 
 
 async def test_trainer_that_rewinds_asks_for_what_it_wants_and_not_for_what_it_had() -> None:

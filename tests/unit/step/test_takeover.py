@@ -84,7 +84,7 @@ class Peer:
         donor = StateDonor(LoopClock())
         self.observers = ObserverService(self._standing, donor, self._nothing, Observers(donor, LoopClock()))
         calls = StepCalls(self.endpoint)
-        self.leader = RemoteLeader(LiveCalls(calls, self.watch), position, LoopClock(), lambda: 5.0)
+        self.leader = RemoteLeader(LiveCalls(calls, self.watch), position, LoopClock(), lambda: 5.0, verify)
         self.leader.begun = self
         self.exit_barrier, self.troupe = ExitBarrier(), troupe
         self._begun: list[MicrobatchId] = []
