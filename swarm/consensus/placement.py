@@ -235,7 +235,7 @@ def _placed(
 ) -> tuple[dict[str, PartName], dict[PeerId, str]]:
     """The part of each host, and why."""
     replicas, fits = dict.fromkeys(stages, 0), {host.peer: host.fitting(stages) for host in hosts}
-    places: dict[str, PartName] = {}
+    places, reasons = dict[str, PartName](), dict[PeerId, str]()
     beside: Counter[tuple[PeerId, PartName]] = Counter()  # (machine, part): how many of the part it has
 
     def place(host: Candidate, part: PartName, reason: str) -> None:
@@ -243,7 +243,6 @@ def _placed(
         replicas[part] += 1
         beside[machines[PeerId(host.peer)], part] += 1
 
-    reasons: dict[PeerId, str] = {}
     for host in hosts if wishes else ():
         unplaced = len(hosts) - len(places) - 1
         for wish in host_parts(fits[host.peer], () if host.stage is None else (host.stage,))[:1]:
