@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
+from swarm.ids import MicrobatchId, PartName, PeerId, stage_of, stage_part
 
 
 class Routed(Protocol):
@@ -27,6 +27,11 @@ class Routed(Protocol):
 
 
 RowT = TypeVar("RowT", bound=Routed)
+
+
+def stage_parts(stages: int) -> tuple[PartName, ...]:
+    """Return the parts of so many stages, in the order of columns."""
+    return tuple(map(stage_part, range(stages)))
 
 
 def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:

@@ -10,8 +10,9 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
+from swarm.columns import stage_parts
 from swarm.errors import ConfigError
-from swarm.ids import ENDS, PartName, stage_part
+from swarm.ids import ENDS, PartName
 from swarm.schema import Section
 
 DType = Literal["float32", "bfloat16"]
@@ -63,7 +64,7 @@ class SplitConfig(Section):
     @property
     def parts(self) -> tuple[PartName, ...]:
         """All parts: the stages in order, and last, when they are private, the ends."""
-        stages = tuple(map(stage_part, range(self.stages)))
+        stages = stage_parts(self.stages)
         return stages if self.ends == "hosted" else (*stages, ENDS)
 
     @property

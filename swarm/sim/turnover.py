@@ -16,13 +16,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from swarm.columns import stage_parts
 from swarm.consensus.changes import Admission, ChangeRules, Changes, Departure, OpenStepFacts, Reassign, RosterRules
 from swarm.consensus.copies import copy_duties
 from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
 from swarm.consensus.rebalance import NOTHING_MOVED, Balance, Move, RecentMoves, RuleName, plan
 from swarm.consensus.roster import Member, Roster, lost_parts
 from swarm.ids import PartName, PeerId, RunId
-from swarm.models.spec import SplitConfig
 
 RUN, HASH, SIGNATURE = RunId("0" * 64), "0" * 64, bytes(64)
 """Stand for what nobody checks here."""
@@ -159,7 +159,7 @@ class Turnover:
 
     def __post_init__(self) -> None:
         case = self.case
-        self.parts = SplitConfig(stages=case.stages, ends="hosted").parts
+        self.parts = stage_parts(case.stages)
         self._rules = ChangeRules(RosterRules(RUN, self.parts, 20_000), lambda peer, data, signature: True)
         self._rng = random.Random(f"flow {case.seed}")
         founders = [self._named(place) for place in range(case.places)]
