@@ -98,12 +98,6 @@ def row_count(tokens: int, context: int) -> int:
     return max(0, (tokens - 1) // context)
 
 
-def unread_tokens(tokens: int, context: int) -> int:
-    """Tokens at the end that are in no row."""
-    rows = row_count(tokens, context)
-    return tokens - (rows * context + 1) if rows else tokens
-
-
 def read_rows(tokens: npt.NDArray[np.unsignedinteger], rows: list[int], context: int) -> npt.NDArray[np.int64]:
     """The rows as an int64 array of shape (len(rows), context + 1). ``tokens`` may be a memory map: only these rows
     are read."""

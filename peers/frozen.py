@@ -17,8 +17,7 @@ from swarm.config import Manifest, load_manifest
 from swarm.disk import size_text, write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.ids import PartName
-from swarm.membership.by_role import given_by_role
-from swarm.membership.gate import CallGate
+from swarm.membership.gate import CallGate, given_by_role
 from swarm.membership.parts import FrozenPart
 from swarm.models.lora import LoraFamily, Stored
 from swarm.models.registry import AnyModel, family_of, lora_of

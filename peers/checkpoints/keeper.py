@@ -17,7 +17,7 @@ from peers.console.words import command_name, gathering
 from peers.settings import PeerSettings
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Ending, OtherWire, RunEnded, StateError
-from swarm.membership.by_role import given_by_role
+from swarm.membership.gate import given_by_role
 from swarm.membership.roles import PeerContext
 from swarm.membership.rules import rules_of
 from swarm.membership.state_keeper import Beginning

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from peers.console.words import CommandError, command_name
-from peers.simulate.pictures import pictures
-from peers.simulate.report import SimulationReport
+from peers.simulate.report import SimulationReport, pictures
 from peers.simulate.scenario_file import case_of, read_scenario
 from swarm.config import Manifest
 from swarm.disk import write_whole

@@ -2,7 +2,7 @@
 
 Each is a process of its own with a place of its own, so that the death of one leaves the others alone; ours ends all.
 They know each other's ids from the start, and say so in the roster: one vote and one death
-(:mod:`swarm.consensus.machines`). And each is told its share of the machine's memory, for all look at it at once.
+(:mod:`swarm.consensus.roster`). And each is told its share of the machine's memory, for all look at it at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from peers.local.launcher import launched
 from peers.local.peer_order import PEER_COMMAND, Company, PeerOrder, order_for
 from peers.options.model import PeerOptions
 from peers.sharing.limit_options import MIN_RATE, Return, read_rate
-from swarm.consensus.machines import tail
+from swarm.consensus.roster import tail
 from swarm.device import free_memory
 from swarm.disk import alone
 from swarm.errors import ConfigError

@@ -34,11 +34,6 @@ def refuse_as_file(given: Path | None) -> None:
         raise ConfigError("RUN.toml", str(given), allowed, remedy, why="there is no file of that name")
 
 
-def preset_purpose(name: str) -> str:
-    """Return the purpose of a preset: its first line."""
-    return _text(name).splitlines()[0].removeprefix("# ")
-
-
 def _found() -> list[str]:
     return [file.name.removesuffix(".toml") for file in files(__name__).iterdir() if file.name.endswith(".toml")]
 

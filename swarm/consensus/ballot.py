@@ -1,7 +1,8 @@
-"""One member's vote in one step, and the file that keeps it.
+"""One member's vote in one step, the file that keeps it, and which of a peer's starts may cast it.
 
 What a member promises and accepts lies on its disk, beside its key, before anybody is told, so that a peer that is
-started again neither votes twice nor takes its vote away. :class:`Ballot` is the vote, :class:`VoteFile` the disk.
+started again neither votes twice nor takes its vote away. :class:`Ballot` is the vote, :class:`VoteFile` the disk,
+:class:`Incarnation` one start of the peer.
 
 The file is bound to the directory in which it was written: a copy of it elsewhere, with a copy of the key, is no vote,
 for the original may still be used. Do not put an old state of the directory itself back and start a peer there while
@@ -17,14 +18,17 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgpack
 from pydantic import ValidationError
 
 from swarm.consensus.acceptor import Acceptor, Vote
+from swarm.consensus.records import CloseRecord
 from swarm.disk import sweep, sync_directory, write_whole
 from swarm.errors import Busy
+from swarm.ids import PeerId
 from swarm.schema import Count, DigestField, Message
 
 Keep = Callable[[Acceptor], None]
@@ -216,3 +220,91 @@ class VoteFile:
     def _digest(self, body: bytes) -> bytes:
         here = os.stat(self._path.parent)
         return hashlib.sha256(f"{here.st_dev}|{here.st_ino}|".encode() + body).digest()
+
+
+FOUNDED = 0
+"""How a founding record names everybody."""
+
+
+class Incarnation:
+    """This process, as the rosters name it: each of a peer's starts is one.
+
+    A roster names a peer with the ``incarnation`` with which it asked to be let in, 0 in a founding record, which each
+    has to accept itself. A later one takes no part in a step whose roster names an earlier one: that may have voted in
+    it, and done any part of its work. A record that names the later one was made after that began, so none before can
+    have voted in the step that follows.
+
+    Where the disk is still there, with the vote of the step that was open, the later one keeps the promise, repeats the
+    vote and goes on voting, as an acceptor and nothing else: so the run goes on when a majority was killed and came
+    back. Without that disk, or with one that does not reach up to the record before the step, it abstains until a
+    record names it. ``votes`` is None for a peer without a disk; ``trouble`` is told why it does not take a vote, ""
+    when it takes it again.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        incarnation: int = FOUNDED,
+        votes: VoteFile | None = None,
+        trouble: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._me, self._incarnations = me, {incarnation}
+        self._votes, self._trouble = votes, trouble
+        self._left = None if votes is None else votes.read()
+
+    def founded(self) -> None:
+        """This life accepted the founding record that was decided."""
+        self._incarnations.add(FOUNDED)
+
+    def is_named(self, record: CloseRecord) -> bool:
+        """Return whether this life takes part in the step after the record."""
+        members = record.members
+        return self._me in members and members[self._me].incarnation in self._incarnations
+
+    def inherits(self, record: CloseRecord) -> bool:
+        """Return whether an earlier life takes part in the step after the record, whose vote in it is known."""
+        return self._me in record.members and not self.is_named(record) and self._inherited(record) is not None
+
+    def ballot(self, record: CloseRecord) -> Ballot:
+        """Our vote in the step after the record."""
+        acceptor = Acceptor() if self.is_named(record) else self._inherited(record)
+        if acceptor is None:
+            return Ballot(abstains="this peer was started anew, and does not know what it voted in this step")
+        return self.resume(record, acceptor)
+
+    def resume(self, record: CloseRecord, acceptor: Acceptor) -> Ballot:
+        """Our vote in the step after the record, as this very life knows it."""
+        return Ballot(acceptor, keep=self._keeper(record), trouble=self._trouble)
+
+    async def forget(self) -> None:
+        """Make every later incarnation here abstain in the open step. Raises OSError."""
+        if self._votes is not None:
+            await asyncio.to_thread(self._votes.drop)
+
+    def _keeper(self, record: CloseRecord) -> Keep | None:
+        return None if self._votes is None else partial(self._keep, self._votes, record)
+
+    def _inherited(self, record: CloseRecord) -> Acceptor | None:
+        """Return what the earlier life left: its vote in this step, or proof that it ended before it gave one, for it
+        then wrote nothing after it accepted the record before."""
+        left, before = self._left, record.hash()
+        if left is None or left.run != record.run:
+            return None
+        if (left.step, left.previous) == (record.step + 1, before):
+            return Acceptor(left.term, left.vote, left.free)
+        if left.step == record.decides and left.vote is not None and left.vote.record.hash() == before:
+            return Acceptor()
+        return None
+
+    def _keep(self, votes: VoteFile, record: CloseRecord, acceptor: Acceptor) -> None:
+        """Blocking. Raises OSError."""
+        votes.write(
+            KeptVote(
+                run=record.run,
+                step=record.step + 1,
+                previous=record.hash(),
+                term=acceptor.term,
+                free=acceptor.free,
+                vote=acceptor.vote,
+            )
+        )

@@ -59,7 +59,7 @@ def on_one_machine(roster: Roster, copies: int) -> tuple[PartName, ...]:
 
 
 COPY_BYTES_S = 16 << 20
-"""A quarter of what one donor hands out at most (``swarm.state.donation``)."""
+"""A quarter of what one donor hands out at most (``swarm.state.transfer``)."""
 
 
 def copy_rate(total_bytes: int, step_s: float | None) -> float:

@@ -14,8 +14,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from swarm.columns import columns, host_parts
-from swarm.consensus.machines import machines_of
-from swarm.consensus.roster import Member, Role, Roster
+from swarm.consensus.roster import Member, Role, Roster, machines_of
 from swarm.errors import Refused
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.schema import BesideField, MachineField, Message, NameField, PeerIdField, RegionField

@@ -15,11 +15,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, mo
 
 from swarm.columns import columns
 from swarm.consensus.admissions import Admissions
-from swarm.consensus.machines import machines_of, tail
 from swarm.consensus.slowness import Barred, Slow, dismissed
 from swarm.errors import Advice, Ending, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part
-from swarm.schema import BesideField, MachineField, Message, NameField, PartField, PeerIdField, RegionField
+from swarm.schema import ID_TAIL, BesideField, MachineField, Message, NameField, PartField, PeerIdField, RegionField
 from swarm.security.borders import OPEN, Borders
 
 Role = Literal["bootstrap", "stage", "trainer"]
@@ -27,9 +26,9 @@ Role = Literal["bootstrap", "stage", "trainer"]
 
 class Member(Message):
     """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing. ``incarnation`` is
-    the life of it that takes part, another one for every process: see :mod:`swarm.consensus.incarnation`. ``region`` is
+    the life of it that takes part, another one for every process: see :mod:`swarm.consensus.ballot`. ``region`` is
     where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it.
-    ``beside`` are the peers with which it was started on one machine, as it says: see :mod:`swarm.consensus.machines`.
+    ``beside`` are the peers with which it was started on one machine, as it says: see :mod:`swarm.consensus.roster`.
     ``machine`` is its machine's own mark in this run: those with one mark die together, as they say.
     ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never;
     ``since`` for who joined, or got another part: the first step in which it takes part so; ``mute`` for whom its
@@ -405,3 +404,27 @@ def due_term(roster: Roster, step: int, me: PeerId, known: int, gone: Container[
         if peer not in gone:
             return None
     return None
+
+
+def tail(peer: str) -> str:
+    """Return the end of an id, by which peers name those next to them."""
+    return peer[-ID_TAIL:]
+
+
+def machines_of(said: Mapping[PeerId, Collection[str]]) -> Mapping[PeerId, PeerId]:
+    """Return by peer the first, by id, of those on its machine, itself included.
+
+    A machine is one vote and one death, however many devices it has. Nobody can prove where it runs, so this holds
+    nobody to the truth: it lets who started several peers say so. And it counts only where both say it of each other,
+    so that a stranger who names a peer takes neither its vote nor its copies.
+
+    Args:
+        said: By peer the tails of those that it says are next to it.
+    """
+    by_tail = {tail(peer): peer for peer in said}
+
+    def together(peer: PeerId) -> list[PeerId]:
+        named = (by_tail[other] for other in said[peer] if other in by_tail)
+        return [other for other in named if tail(peer) in said[other]]
+
+    return {peer: min((peer, *together(peer))) for peer in said}

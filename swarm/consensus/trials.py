@@ -1,8 +1,9 @@
 """Trainers whose microbatches pull against all others': when the run takes nothing more of one, and for how long. Pure.
 
 Each replica of a stage says of each trainer whose microbatches it holds how far they point where the others' do
-(:mod:`swarm.optim.sketches`). It sees its own microbatches only: so no sums by trainer travel, and none is anybody's to
-make up. Its words are signed with its result and stand in the record, so all members judge the same words.
+(``Sketches`` of :mod:`swarm.optim.accumulate`). It sees its own microbatches only: so no sums by trainer travel, and
+none is anybody's to make up. Its words are signed with its result and stand in the record, so all members judge the
+same words.
 
 One replica's word is little. All words of a record are cut off at what half of them reach, so one that lies weighs no
 more than any other; and a trainer fails where at more than half of the stages its words are below nothing by SURE
@@ -10,7 +11,7 @@ standard errors, and by FAR of what others' are above it, while most of those ar
 others, as code is among prose, pulls less, and not against them.
 
 A trainer may make its microbatches of another's that it has computed first, to have that one fail. Each word is
-therefore a mean without the lowest (:func:`swarm.optim.sketches.pulls`): no single trainer lowers what is said of
+therefore a mean without the lowest (:func:`swarm.optim.accumulate.pulls`): no single trainer lowers what is said of
 another below what the honest others are to that one. So nobody makes one fail that does not pull against those. One
 that does a little, for it is unlike them all, can be made to: itself is among those others, and makes what they pull
 together look less. By search over adversaries that takes a fifth and more of what the others pull, of five trainers,

@@ -10,13 +10,12 @@ import functools
 from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.ids import PartName, PeerId
 from swarm.membership.announcer import Announcer
-from swarm.membership.by_role import given_by_role
 from swarm.membership.catching_up import ArrivalService, CatchingUp
 from swarm.membership.copying import Copies, Copying
 from swarm.membership.entering import Entering, Returning
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder, InitialWeights
-from swarm.membership.gate import AdmittedDirectory
+from swarm.membership.gate import AdmittedDirectory, given_by_role
 from swarm.membership.going_back import Checkpoints
 from swarm.membership.handover import ResidualHandover
 from swarm.membership.holding import LocalSGD, RoleManager
@@ -25,8 +24,7 @@ from swarm.membership.last_holder import LastHolder
 from swarm.membership.leaving import Leaving
 from swarm.membership.membership import Membership, RunChain
 from swarm.membership.memory import MemoryAccount, lacking_to_move
-from swarm.membership.observer_service import ObserverService
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers, ObserverService
 from swarm.membership.parts import blank
 from swarm.membership.quorum import MissingReplicas, Quorum
 from swarm.membership.roles import PeerContext
@@ -41,9 +39,8 @@ from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, fell_silent
 from swarm.step.context import CloseContext, MemberContext
-from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.lead_service import LeadService
-from swarm.step.loop import StepLoop
+from swarm.step.loop import ExitBarrier, StepLoop
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.member_service import MemberService
 from swarm.step.member.open_step import Attempt

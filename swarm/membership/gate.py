@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from swarm.consensus.admissions import AdmissionPolicy, Admissions, check_sense, is_past
@@ -17,11 +18,11 @@ from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
 from swarm.ids import PeerId
 from swarm.membership.access import METHODS, CallerAccess
 from swarm.network.discovery.records import PeerRecord
-from swarm.network.protocols import Directory, RecordT, Rpc
+from swarm.network.protocols import AnyMethod, Directory, RecordT, Rpc, Service
 from swarm.schema import Record
 from swarm.security.credentials import Credential, Order, Verify, role_that_holds
-from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import OpenStep
+from swarm.step.member.position import Forking
 
 MAX_REMEMBERED = 2048
 """Credentials that were shown, the one used longest ago is forgotten first: its holder shows it again."""
@@ -375,3 +376,36 @@ class AdmittedDirectory:
 
 def _shown_in(record: Record) -> Credential | None:
     return record.credential if isinstance(record, PeerRecord) else None
+
+
+def given_by_role(service: Service, gate: CallGate | None) -> Service:
+    """Return a service whose calls about a part are refused to callers whose invite is for another role.
+
+    Args:
+        service: What hands out parts; it knows no roles.
+        gate: Who a caller is; None in a run that anybody may join, where the service stays as it is.
+    """
+    return service if gate is None else _ByRole(service, gate)
+
+
+class _ByRole:
+    """``service`` behind what :meth:`CallGate.may_fetch` says of each request that names a part: before the service
+    admits it, so that it costs nothing to refuse."""
+
+    def __init__(self, service: Service, gate: CallGate) -> None:
+        self._service, self._gate = service, gate
+
+    def methods(self) -> Sequence[AnyMethod]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [self._checked(method) for method in self._service.methods()]
+
+    def _checked(self, method: AnyMethod) -> AnyMethod:
+        def admit(caller: PeerId, body: Any, payload_bytes: int) -> None:
+            if (part := getattr(body, "part", None)) is not None:
+                self._gate.may_fetch(caller, part)
+            if method.admit is not None:
+                method.admit(caller, body, payload_bytes)
+            elif payload_bytes:
+                raise Violation("this takes no payload", peer=caller)
+
+        return replace(method, admit=admit)

@@ -1,7 +1,7 @@
 """Hand what averaging has rounded off here to another replica before this one leaves in order: ``residual/1``.
 
 A replica that leaves with a record has sent its last contribution, and what was rounded off it
-(:mod:`swarm.optim.feedback`) would go with it. One other replica of its part, which was in that round as well, takes it
+(:mod:`swarm.optim.part`) would go with it. One other replica of its part, which was in that round as well, takes it
 and adds it to its own, in 8 bits. Nobody may add it twice: each is asked once, and the next only where one has said no.
 """
 

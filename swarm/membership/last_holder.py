@@ -13,7 +13,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.events import StateLeftBehind
 from swarm.ids import PartName, PeerId
 from swarm.membership.holding import RoleManager
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers
 from swarm.membership.run import RunContext
 from swarm.state.snapshot import Snapshot
 

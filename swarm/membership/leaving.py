@@ -18,7 +18,7 @@ from swarm.errors import (
 )
 from swarm.membership.announcer import Announcer
 from swarm.membership.handover import ResidualHandover
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import ENDED
 from swarm.step.messages import LEAVE

@@ -28,14 +28,14 @@ from swarm.events import CopyDropped, CopyHeld
 from swarm.ids import PartName, PeerId
 from swarm.membership.download import PartDownload
 from swarm.membership.observer import Observer, ObserverContext, take_update
-from swarm.membership.observers import LEASE_S
+from swarm.membership.observer_service import LEASE_S
 from swarm.membership.parts import Sparing, ensure_frozen
 from swarm.membership.roles import PeerContext
 from swarm.membership.rules import spec_of, update_of
 from swarm.optim.part import PartState
 from swarm.security.signing import verify
-from swarm.state.donation import BURST_BYTES
 from swarm.state.snapshot import Cut, Snapshot
+from swarm.state.transfer import BURST_BYTES
 from swarm.waiting import ExponentialBackoff, News, TokenBucket, ended, first_done
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from swarm.averaging.deadline import RoundDeadline, rate_needed, round_deadline
-from swarm.consensus.ballot import VoteFile
+from swarm.consensus.ballot import Incarnation, VoteFile
 from swarm.consensus.history import History
-from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster, lacking, lost_parts
 from swarm.errors import Ending, PeerError
@@ -25,8 +24,7 @@ from swarm.membership.status import PeerStatus
 from swarm.network.protocols import Directory
 from swarm.security.signing import verify
 from swarm.step.calls import StepCalls
-from swarm.step.member.branch import Forking
-from swarm.step.member.position import Position
+from swarm.step.member.position import Forking, Position
 from swarm.step.observe_messages import MAX_LACKING, RunStanding
 from swarm.step.rules import StepRules
 from swarm.waiting import AdaptiveDeadline

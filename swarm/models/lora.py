@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from swarm.errors import BugError, StateError
-from swarm.models.deferred import recorded_linear
 from swarm.models.dropout import dropout, dropping, seed_of_drops
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.layout import FlatLayout, install_tensors, state_of
 from swarm.models.lora_config import BaseDType, LoraConfig
 from swarm.models.nf4 import Nf4, quantise, sizes
+from swarm.models.passes import recorded_linear
 from swarm.models.spec import ModelConfig, PartSpec, TensorSpec
 
 Stored = Tensor | Nf4

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from swarm.events import (
     Committed,
@@ -17,10 +17,6 @@ from swarm.events import (
     JourneyCompleted,
     JourneyStarted,
     LinkUsage,
-    PeerLost,
-    PeerReady,
-    PeerStarted,
-    PeerStopped,
     StepClosed,
 )
 from swarm.ids import MicrobatchId, PartName, PeerId
@@ -211,54 +207,6 @@ class Digests:
             for (step, part), held in sorted(self._found.items())
             if len(held) > 1
         ]
-
-
-Life = PeerStarted | PeerReady | PeerStopped | PeerLost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRow:
-    """One peer's life so far, and why it is as it is."""
-
-    peer: PeerId
-    name: str = ""
-    role: str = ""
-    part: PartName | None = None
-    state: Literal["started", "ready", "lost", "stopped"] = "started"
-    reason: str = ""
-
-
-class Population:
-    """All peers that were ever there."""
-
-    def __init__(self) -> None:
-        self._told: list[tuple[float, PeerId, Life]] = []
-
-    def add(self, record: Recorded) -> None:
-        """See :class:`View`."""
-        event = record.event
-        if isinstance(event, Life):
-            self._told.append((record.wall, event.peer if isinstance(event, PeerLost) else record.peer, event))
-
-    def rows(self) -> dict[PeerId, PeerRow]:
-        """Each by the latest word about it; a peer that stopped in order is not lost. Cost: sorts these words."""
-        rows: dict[PeerId, PeerRow] = {}
-        for _, peer, event in sorted(self._told, key=lambda told: told[0]):
-            rows[peer] = _told(rows.get(peer, PeerRow(peer=peer)), event)
-        return rows
-
-
-def _told(row: PeerRow, event: Life) -> PeerRow:
-    match event:
-        case PeerStarted():
-            return PeerRow(peer=row.peer, name=event.name, role=event.role)
-        case PeerReady():
-            return replace(row, part=event.part, state="ready", reason=event.reason)
-        case PeerStopped():
-            return replace(row, state="stopped", reason=event.reason)
-        case PeerLost() if row.state != "stopped":
-            return replace(row, name=row.name or event.name, state="lost", reason=event.reason)
-    return row
 
 
 # --- the account of microbatches -------------------------------------------------------------------------------------

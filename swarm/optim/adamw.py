@@ -30,7 +30,6 @@ from swarm.optim.update import (
     power,
     single,
     stepped,
-    write_ahead,
 )
 
 logger = logging.getLogger(__name__)
@@ -90,25 +89,6 @@ class AdamW:
         step = self.element_step(numbers, in_c=self.in_c and mean.device.type == "cpu")
         runs = tuple(ElementRun(start, stop, step(decay)) for start, stop, decay in layout.decay_runs())
         return StepPlan((mean.contiguous(),), runs)
-
-    def look_ahead(
-        self, state: Vectors, layout: FlatLayout, numbers: StepNumbers, into: Tensor, device: torch.device = _CPU
-    ) -> None:
-        """See :class:`~swarm.optim.update.Update`: p - lr·m̂ / (√v̂ + eps), the state's own m and v. Memory: two chunks
-        a thread."""
-        step = self.element_ahead(numbers, in_c=self.in_c and into.device.type == "cpu")
-        write_ahead(into, state, (ElementRun(0, layout.elements, step),))
-
-    def element_ahead(self, numbers: StepNumbers, *, in_c: bool) -> ElementStep:
-        """Return the look-ahead of elements: a step that leaves the moments as they are, so made of the same
-        operations."""
-        if numbers.step == 0:
-            return _stay
-        rests = {"clip": 0.0, "beta1": 1.0, "rest1": 0.0, "beta2": 1.0, "rest2": 0.0, "shrink": 1.0}
-        scalars = replace(_scalars(self.config, numbers), **rests)
-        kernel = trusted_kernel() if in_c else None
-        step = functools.partial(_step_apart, scalars)
-        return functools.partial(_ahead, step if kernel is None else functools.partial(_step_in_c, kernel, scalars))
 
     def element_step(self, numbers: StepNumbers, *, in_c: bool) -> Callable[[bool], ElementStep]:
         """Return what is done to elements that decay (True) or do not; its first source is the mean."""
@@ -194,15 +174,6 @@ def _step_apart(s: _Scalars, old: Vectors, sources: Vectors, new: Vectors) -> No
 
     torch.mul(old_params, s.shrink, out=params)
     torch.sub(params, work, out=params)
-
-
-def _ahead(step: ElementStep, old: Vectors, sources: Vectors, new: Vectors) -> None:
-    moments = (torch.empty_like(old[1]), torch.empty_like(old[2]))  # -0 + 0 is 0: not even these bits are the state's
-    step(old, old[1:2], (new[0], *moments))
-
-
-def _stay(old: Vectors, sources: Vectors, new: Vectors) -> None:
-    new[0].copy_(old[0])
 
 
 def _root(values: Tensor) -> None:

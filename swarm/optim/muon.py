@@ -33,7 +33,6 @@ from swarm.optim.update import (
     Vectors,
     check_mean,
     single,
-    write_ahead,
 )
 
 ITERATIONS = 5
@@ -86,24 +85,6 @@ class Muon:
             runs.append(ElementRun(slot.offset, stop, self._matrix_step(slot, numbers, blend)))
         return StepPlan((mean.contiguous(), directions), tuple(runs))
 
-    def look_ahead(
-        self, state: Vectors, layout: FlatLayout, numbers: StepNumbers, into: Tensor, device: torch.device = _CPU
-    ) -> None:
-        """See :class:`~swarm.optim.update.Update`: p - lr·scale·orthogonal(m) for the matrices, whose directions lie in
-        ``into`` first; AdamW's for the others. Costs as much as a step."""
-        others = AdamW(self.config).element_ahead(numbers, in_c=into.device.type == "cpu")
-        check_mean(into, state, "vector to look ahead into")
-        runs = []
-        for slot, stop in _places(layout):
-            ahead = others
-            if slot.name in layout.matrices:
-                place = slice(slot.offset, slot.offset + slot.elements)
-                into[slot.offset : stop] = 0.0
-                into[place] = _direction(state[1][place], slot, device)
-                ahead = partial(_follow, single(numbers.lr * _scale(slot)))
-            runs.append(ElementRun(slot.offset, stop, ahead))
-        write_ahead(into, state, tuple(runs) or (ElementRun(0, layout.elements, others),))
-
     def _matrix_step(self, slot: Slot, numbers: StepNumbers, blend: partial[Tensor]) -> ElementStep:
         rate, shrink = single(numbers.lr * _scale(slot)), single(1.0 - numbers.lr * self.config.weight_decay)
         return partial(_step, blend, rate, shrink)
@@ -139,10 +120,6 @@ def _step(blend: partial[Tensor], rate: float, shrink: float, old: Vectors, sour
     torch.mul(old[0], shrink, out=new[0])
     torch.sub(new[0], torch.mul(direction, rate), out=new[0])
     new[2].copy_(old[2])
-
-
-def _follow(rate: float, old: Vectors, sources: Vectors, new: Vectors) -> None:
-    torch.sub(old[0], torch.mul(sources[0], rate), out=new[0])
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

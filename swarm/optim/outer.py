@@ -25,11 +25,9 @@ from swarm.optim.update import (
     StepPlan,
     Vectors,
     check_mean,
-    follow_momentum,
     single,
     stay,
     stepped,
-    write_ahead,
 )
 
 _CPU = torch.device("cpu")
@@ -154,9 +152,3 @@ class Outer:
             ElementRun(part.stop, layout.elements, stay),
         )
         return StepPlan((mean,), tuple(run for run in runs if run.start < run.stop), part.start)
-
-    def look_ahead(
-        self, state: Vectors, layout: FlatLayout, numbers: StepNumbers, into: Tensor, device: torch.device = _CPU
-    ) -> None:
-        """See :class:`~swarm.optim.update.Update`: anchor - lr·m with the outer rate."""
-        write_ahead(into, state, (ElementRun(0, layout.elements, partial(follow_momentum, single(self.nesterov.lr))),))

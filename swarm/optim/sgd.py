@@ -16,9 +16,7 @@ from swarm.optim.update import (
     StepPlan,
     Vectors,
     check_mean,
-    follow_momentum,
     single,
-    write_ahead,
 )
 
 _CPU = torch.device("cpu")
@@ -56,12 +54,6 @@ class Sgd:
         return StepPlan(
             (mean,), tuple(ElementRun(start, stop, step[decay]) for start, stop, decay in layout.decay_runs())
         )
-
-    def look_ahead(
-        self, state: Vectors, layout: FlatLayout, numbers: StepNumbers, into: Tensor, device: torch.device = _CPU
-    ) -> None:
-        """See :class:`~swarm.optim.update.Update`: p - lr·m, which is the next step where gradients stay alike."""
-        write_ahead(into, state, (ElementRun(0, layout.elements, partial(follow_momentum, single(numbers.lr))),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

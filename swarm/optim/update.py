@@ -97,23 +97,6 @@ class Update(Protocol):
         another shape or dtype, and for numbers that are no float32.
         """
 
-    def look_ahead(
-        self, state: Vectors, layout: FlatLayout, numbers: StepNumbers, into: Tensor, device: torch.device
-    ) -> None:
-        """Guess the next parameters without the next gradient: go once more where the moments point, without decay.
-
-        The same bits on every replica, a chunk at a time; parameters whose moments are zero stay as they are.
-
-        Args:
-            state: Stays as it is.
-            layout: The state's.
-            numbers: Of the record that led to ``state``; its clip factor is not used. Step 0 is the initial weights.
-            into: Where the parameters ahead are written, float32 (layout.elements,) on the state's device.
-            device: Where what is much is computed, as for :meth:`plan`.
-
-        Raises BugError for ``into`` of another shape or dtype, and for numbers that are no float32.
-        """
-
 
 def check_mean(mean: Tensor, state: Vectors, what: str = "gradient or delta") -> None:
     """Raise BugError for a mean, or ``what`` else it is, that is none of this state."""
@@ -140,18 +123,6 @@ def take_step(plan: StepPlan, state: Vectors, after: Vectors) -> None:
             step(_cut(state, piece), plan.sources_of(piece), _cut(after, piece))
 
     _share(-(-len(state[0]) // CHUNK_ELEMENTS), make)
-
-
-def write_ahead(into: Tensor, state: Vectors, runs: tuple[ElementRun, ...]) -> None:
-    """Write into ``into`` alone what ``runs`` make of the parameters; what it held before is their source. Raises
-    BugError where it is none of this state."""
-    check_mean(into, state, "vector to look ahead into")
-    take_step(StepPlan((into,), runs), state, (into,))
-
-
-def follow_momentum(rate: float, old: Vectors, sources: Vectors, new: Vectors) -> None:
-    """Set p - rate·m, where the momentum m is the state's second vector. With a rate an :data:`ElementStep`."""
-    torch.sub(old[0], torch.mul(old[1], rate), out=new[0])
 
 
 def stay(old: Vectors, sources: Vectors, new: Vectors) -> None:

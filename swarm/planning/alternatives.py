@@ -103,8 +103,3 @@ def mfu(work: Workload, classes: Sequence[PeerClass], plan: StepForecast, flops:
     used = used_classes(classes, plan)
     peak = sum(number * (one.peak_flops or one.flops) for one, number in used)
     return plan.tokens_s * flops / peak, all(one.peak_flops is not None for one, _ in used)
-
-
-def model_flops_utilization(step_s: float, tokens: int, flops: float, peak: float) -> float:
-    """Return MFU of a step that took so long: operations of ``tokens`` of ``flops`` each over ``peak`` a second."""
-    return tokens * flops / step_s / peak

@@ -203,11 +203,3 @@ def graphs_that_fit(graph: int, left: int) -> int:
 def needs_checkpointing(graph: int, under_way: int, left: int) -> bool:
     """Decide whether so many graphs of so many bytes are more than may be taken of the bytes that are left."""
     return graph * under_way > GRAPH_SHARE * left
-
-
-# --- what crosses boundaries -----------------------------------------------------------------------------------------
-
-
-def boundary_bytes(model: ModelConfig, microbatch_size: int, sequence: int, dtype: str) -> int:
-    """Bytes of one activation, or of its gradient, on the wire, encoded by the dense codec of ``dtype``."""
-    return family_of(model).boundary(microbatch_size, sequence).elements * _BYTES[dtype]

@@ -5,7 +5,7 @@ Layers are taken to be alike. Memory counts as the product's own functions have 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 from swarm.planning.costs import most_in_flight
 
@@ -147,10 +147,6 @@ class PeerClass:
     def slower_way(self) -> float:
         """Return bytes a second of the slower direction."""
         return min(self.down, self.up)
-
-    def with_count(self, count: int) -> PeerClass:
-        """Return the same with another number of them."""
-        return replace(self, count=count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,11 +25,10 @@ from swarm.state.checkpoints.checkpoint_service import DiskReads
 from swarm.state.checkpoints.files import part_path
 from swarm.state.checkpoints.format import PartFile, StoredParts
 from swarm.state.checkpoints.parts import load_file, write_part
-from swarm.state.donation import OpenAnswers
 from swarm.state.download import PeerChunks, Wanted
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import Snapshot, digest
-from swarm.state.transfer import ChunkRequest, DescribeRequest
+from swarm.state.transfer import ChunkRequest, DescribeRequest, OpenAnswers
 
 DESCRIBE_FROZEN = Rpc("frozen/1/describe", DescribeRequest, Empty)
 CHUNK_OF_FROZEN = Rpc("frozen/1/chunk", ChunkRequest, Empty)

@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from swarm.consensus.acceptor import MAX_LEAP
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, due_term, own_term
-from swarm.errors import OutOfSync, Superseded, WrongStep
+from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
 from swarm.events import LineageGivenUp
 from swarm.ids import PeerId
+from swarm.network.protocols import AnyMethod, Rpc
+from swarm.schema import Count, Empty, Message
+from swarm.step.calls import StepCalls
 from swarm.step.context import CloseContext
-from swarm.step.exit_barrier import RELEASE_S, ExitBarrier
 from swarm.step.leader.close import StepClose
 from swarm.step.leader.provisional import Isolation, Reconnection, SpeculativeClose
 from swarm.step.member.leader_watch import LeaderWatch
@@ -209,3 +211,59 @@ def _leap(superseded: int) -> int:
     """Return how many terms to leave out after so many that were given up for a later one: somebody may know one that
     is far beyond ours, of a leader of which nothing else was heard."""
     return 0 if superseded < PATIENT_TERMS else min(1 << superseded, MAX_LEAP // 2)
+
+
+RELEASE_S = 5.0
+"""How long a member that is done waits to be let go. It is only a courtesy: everything is decided and written."""
+
+
+MAX_HEARD = 4096
+
+
+class ExitRelease(Message):
+    """Everybody has closed the step with which the receiver leaves."""
+
+    step: Count
+
+
+EXIT_RELEASE = Rpc("parting/1/farewell", ExitRelease, Empty)
+
+
+class ExitBarrier:
+    """The ``parting/1`` service of every member: nobody leaves while another has not swapped yet, for it would look
+    like one that died. The leader of a step knows who has swapped, and releases those that leave when all have."""
+
+    def __init__(self) -> None:
+        self._said: set[PeerId] = set()
+        self._heard = asyncio.Condition()
+
+    def methods(self) -> list[AnyMethod]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [EXIT_RELEASE.handled(self._on_release)]
+
+    async def wait(self, members: Collection[PeerId]) -> None:
+        """Return when the leader of our last step, one of its members, lets us go. Takes at most RELEASE_S."""
+        try:
+            async with asyncio.timeout(RELEASE_S), self._heard:
+                await self._heard.wait_for(lambda: not self._said.isdisjoint(members))
+        except TimeoutError:
+            return
+
+    async def release(self, calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        """As the leader that has seen everybody swap: let these go. Never raises a PeerError; at most RELEASE_S."""
+        others = sorted(peer for peer in leaving if peer != calls.me)
+        await asyncio.gather(*(_say(calls, peer, ExitRelease(step=step)) for peer in others))
+
+    async def _on_release(self, caller: PeerId, body: ExitRelease) -> Empty:
+        if len(self._said) < MAX_HEARD:
+            self._said.add(caller)
+        async with self._heard:
+            self._heard.notify_all()
+        return Empty()
+
+
+async def _say(calls: StepCalls, peer: PeerId, release: ExitRelease) -> None:
+    try:
+        await calls.ask(peer, EXIT_RELEASE, release, timeout_s=RELEASE_S)
+    except PeerError:
+        return  # it has left already, and may

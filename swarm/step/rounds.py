@@ -16,7 +16,7 @@ from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
 from swarm.averaging.config import AveragingConfig
 from swarm.averaging.deadline import RoundDeadline
 from swarm.averaging.schedules.costs import LinkCost
-from swarm.averaging.strategies.sites import plainest, strategy_at
+from swarm.averaging.strategies import plainest, strategy_at
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Member

@@ -1,7 +1,7 @@
 """Attach hivemind's ``P2P`` to a daemon that we started, with its sockets where we want them; bound directory messages.
 
-This file, :mod:`swarm.network.libp2p.client` and :mod:`swarm.network.discovery.directory` are the only ones that import
-hivemind (its import takes seconds, torch included).
+This file and :mod:`swarm.network.discovery.directory` are the only ones that import hivemind (its import takes seconds,
+torch included).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerError, Unreachable
 from swarm.ids import PeerId
-from swarm.network.libp2p.client import GONE, DaemonClient
 from swarm.network.libp2p.lean import spare_init
 from swarm.network.rpc.strangers import QuestionBudget
 
@@ -29,6 +28,8 @@ spare_init()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, at hivemind's import
     from hivemind.p2p import P2P
+    from hivemind.p2p.p2p_daemon_bindings import p2pclient
+    from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE, ControlClient, DaemonConnector
     from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe, write_pbmsg
     from hivemind.proto import p2pd_pb2
@@ -38,6 +39,81 @@ with warnings.catch_warnings():
 use_hivemind_log_handler("nowhere")  # its records go to our handlers, not to its own
 
 logger = logging.getLogger(__name__)
+
+GONE = "the libp2p daemon is gone"
+
+
+class DaemonClient(p2pclient.Client):  # type: ignore[misc]
+    """hivemind's client: the connection to the daemon over which its own calls go. What it leaves open when it is
+    cancelled, or waits for when the daemon is gone, ends here."""
+
+    def __init__(self, control: HivemindMultiaddr) -> None:
+        """``control`` is the daemon's socket. :meth:`attach` must follow."""
+        super().__init__(_initialized_with_create=True)
+        self._connector = _Connector(control)
+        self._ended = False
+
+    async def attach(self, client: HivemindMultiaddr) -> None:
+        """Connect; the daemon will reach us at ``client``. Raises what :data:`LINK_ERRORS` names;
+        then nothing is open."""
+        try:
+            self.control = await ControlClient.create(
+                self._connector, client, persistent_conn_max_msg_size=DEFAULT_MAX_MSG_SIZE
+            )
+        except BaseException:
+            self._connector.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """True if the daemon still holds its end of the connection, and we ours."""
+        return not self._ended and not self.control._read_task.done()
+
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """hivemind's own calls that are served here, by name."""
+        return dict(self.control.unary_handlers)
+
+    def fail_pending(self) -> None:
+        """Fail what waits for a daemon that is gone; hivemind would wait for ever."""
+        for pending in list(self.control._pending_calls.values()):
+            if not pending.done():
+                pending.set_exception(P2PDaemonError(GONE))
+                pending.exception()  # retrieved: the one who waited may just have been cancelled
+
+    async def end(self) -> None:
+        """Close every connection, end what is still handled for others. Idempotent. One that is told now that a call
+        has failed may try the next one at once: nobody would ever answer that."""
+        self._ended = True
+        self.fail_pending()
+        tasks = [task for task in (self.control._read_task, self.control._write_task) if task is not None]
+        tasks += self.control._handler_tasks.values()
+        for task in tasks:
+            task.cancel()
+        self._connector.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.fail_pending()
+
+
+class _Connector(DaemonConnector):  # type: ignore[misc]
+    """hivemind's way to the daemon, remembering what it opened."""
+
+    def __init__(self, control: HivemindMultiaddr) -> None:
+        super().__init__(control)
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """See hivemind."""
+        reader, writer = await super().open_connection()
+        self._writers = [each for each in self._writers if not each.is_closing()]
+        self._writers.append(writer)
+        return reader, writer
+
+    def close(self) -> None:
+        """Close all that are open."""
+        for writer in self._writers:
+            writer.close()
+
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 LINK_ERRORS = (P2PDaemonError, OSError, EOFError, ValueError)

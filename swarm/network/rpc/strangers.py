@@ -18,7 +18,7 @@ MAX_STRANGER_BODY_BYTES = 64 << 10
 """Of one request. What a peer says before it is a member, its request to join included, is below two kilobytes."""
 
 FRAMES_S, FRAMES_AT_ONCE = 125.0, 250.0
-"""Of one stream. A download asks for 64 chunks a second at most (``swarm.state.donation``)."""
+"""Of one stream. A download asks for 64 chunks a second at most (``swarm.state.transfer``)."""
 
 ALL_FRAMES_S, ALL_AT_ONCE = 250.0, 500.0
 """Of all strangers together: some 5 % of one core, unless they have many streams, each of which pauses by itself."""

@@ -20,9 +20,8 @@ from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField
 from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, held, step_directory, steps
 from swarm.state.checkpoints.format import StoredParts
-from swarm.state.donation import OpenAnswers
 from swarm.state.sharing import MAX_WINDOW
-from swarm.state.transfer import ChunkRequest, DescribeRequest
+from swarm.state.transfer import ChunkRequest, DescribeRequest, OpenAnswers
 
 MAX_STEPS = 32
 """The newest steps that are told of: more are of no use to who wants the newest."""

@@ -23,8 +23,7 @@ from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.observer_service import ObserverService
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers, ObserverService
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc

@@ -24,10 +24,9 @@ from swarm.ids import PartName, PeerId, stage_part
 from swarm.models.layout import FlatLayout
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.sim.network import SimNetwork
-from swarm.state.donation import Donation
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Cut, Snapshot, digest
-from swarm.state.transfer import CHUNK, ChunkRequest, StateDonor
+from swarm.state.transfer import CHUNK, ChunkRequest, Donation, StateDonor
 from swarm.waiting import TokenBucket
 from tests.harness.rigs.clocks import QUIET_TURNS as QUIET_TURNS
 from tests.harness.rigs.clocks import FakeClock as FakeClock

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from swarm.averaging.gossip.pushing import PushSum
-from swarm.averaging.strategies import STRATEGIES, Strategy
+from swarm.averaging.strategies import STRATEGIES, Strategy, strategy_at
 from swarm.averaging.strategies.exact import Everyone, Hierarchy, Plain, Server
 from swarm.averaging.strategies.groups import Group
-from swarm.averaging.strategies.sites import strategy_at
 from swarm.averaging.strategies.swapping import ButterflyGroups, Grid, RandomGroups
 from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId

@@ -13,7 +13,7 @@ from swarm.consensus.records import Contribution
 from swarm.consensus.roster import Roster
 from swarm.consensus.trials import FEWEST_TRAINERS, WHOLE_WORD, Trial, checked_words, failed, following
 from swarm.ids import MicrobatchId, PeerId
-from swarm.optim.sketches import pulls
+from swarm.optim.accumulate import pulls
 from tests.harness.rigs.consensus import listed
 
 DIMENSIONS, REPLICAS, STEPS = 32, "abc", 40

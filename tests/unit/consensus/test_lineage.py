@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.consensus.acceptor import Acceptor, BranchHead, Promised, Vote, must_propose
-from swarm.consensus.ballot import VoteFile
+from swarm.consensus.ballot import Incarnation, VoteFile
 from swarm.consensus.branches import Fork, best, check_lineage
 from swarm.consensus.changes import Changes
-from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.majority import majority
 from swarm.consensus.records import (
     CloseRecord,

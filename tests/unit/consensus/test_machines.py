@@ -8,10 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.consensus.copies import copies_of, copy_holders, fewer_copies
-from swarm.consensus.machines import machines_of, tail
 from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
 from swarm.consensus.records import voters
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Member, Roster, machines_of, tail
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.models.spec import SplitConfig
 from swarm.schema import ID_TAIL

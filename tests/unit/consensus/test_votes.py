@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from swarm.consensus.acceptor import Acceptor, Vote
-from swarm.consensus.ballot import Ballot, KeptVote, VoteFile
+from swarm.consensus.ballot import Ballot, Incarnation, KeptVote, VoteFile
 from swarm.consensus.changes import Admission, Changes, admission_bytes
-from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Busy, Refused, Superseded

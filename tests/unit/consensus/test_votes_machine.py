@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from swarm.consensus.acceptor import Promised, Vote
-from swarm.consensus.ballot import Ballot, KeptVote
-from swarm.consensus.incarnation import Incarnation
+from swarm.consensus.ballot import Ballot, Incarnation, KeptVote
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Superseded
 from swarm.ids import PeerId

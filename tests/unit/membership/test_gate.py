@@ -16,10 +16,8 @@ from swarm.consensus.roster import Member
 from swarm.errors import Busy, PeerError, Refused, Unadmitted, Violation
 from swarm.ids import ENDS, PeerId, RunId
 from swarm.membership.access import METHODS, CallerAccess
-from swarm.membership.by_role import given_by_role
-from swarm.membership.gate import MAX_PENDING_EACH, CallGate
-from swarm.membership.observer_service import ObserverService
-from swarm.membership.observers import Observers
+from swarm.membership.gate import MAX_PENDING_EACH, CallGate, given_by_role
+from swarm.membership.observer_service import Observers, ObserverService
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
 from swarm.security.credentials import Credential, Grant, Order, credential_for, sign_grant
@@ -27,8 +25,8 @@ from swarm.security.signing import PrivateIdentity, verify
 from swarm.state.checkpoints.checkpoint_service import CheckpointService, ListRequest
 from swarm.state.frozen import FrozenService, FrozenStore
 from swarm.state.transfer import ChunkRequest, StateDonor
-from swarm.step.member.branch import Forking
 from swarm.step.member.open_step import OpenStep
+from swarm.step.member.position import Forking
 from swarm.step.observe_messages import (
     AHEAD,
     LEAVE,

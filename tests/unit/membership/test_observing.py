@@ -11,7 +11,7 @@ from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, DeadlineMissed, Refused, WrongStep
 from swarm.ids import ENDS, PeerId, stage_part
-from swarm.membership.observers import LEASE_S, MAX_OBSERVERS, RECENT_S, Observers
+from swarm.membership.observer_service import LEASE_S, MAX_OBSERVERS, RECENT_S, Observers
 from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.state.transfer import StateDonor
 from swarm.step.observe_messages import (

@@ -13,10 +13,10 @@ from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, OutOfSync, Refused, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
-from swarm.membership import observer_start as starting
+from swarm.membership import observer as starting
 from swarm.membership.observer import Observer
+from swarm.membership.observer_service import LEASE_S, MAX_OBSERVERS
 from swarm.membership.observer_sources import LONGEST_PATIENCE_S, MAX_IDLE, PATIENCE_S, UpdateSources, UpdateTimeout
-from swarm.membership.observers import LEASE_S, MAX_OBSERVERS
 from swarm.network.protocols import Answer
 from swarm.optim.part import TrainedPart
 from swarm.state.snapshot import digest

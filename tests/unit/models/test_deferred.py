@@ -11,12 +11,19 @@ import torch
 from torch import nn
 
 from swarm.errors import BugError
-from swarm.models.deferred import DeferredGradients, LinearRecorder, recorded_linear
 from swarm.models.family import PartModule
 from swarm.models.layout import install_weights
 from swarm.models.lora import LoraFamily, install_base
 from swarm.models.lora_config import LoraConfig
-from swarm.models.passes import Graph, run_backward, run_backward_input, run_forward
+from swarm.models.passes import (
+    DeferredGradients,
+    Graph,
+    LinearRecorder,
+    recorded_linear,
+    run_backward,
+    run_backward_input,
+    run_forward,
+)
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from tests.harness.rigs.foreign import foreign_model

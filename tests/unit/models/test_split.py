@@ -11,7 +11,6 @@ from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig, TensorSpec
 from swarm.planning.costs import (
-    boundary_bytes,
     model_parameter_count,
     training_flops_per_token,
 )
@@ -88,4 +87,3 @@ def test_flops_follow_the_matrices() -> None:
     assert FAMILY.cost(spec, 16).forward_flops == 2 * matrices + 5 * 2 * 32 * 16
     assert training_flops_per_token(MODEL, spec, 16) == 3 * FAMILY.cost(spec, 16).forward_flops
     assert FAMILY.boundary(2, 16) == TensorSpec((2, 16, 32), "float32")
-    assert boundary_bytes(MODEL, 2, 16, "bfloat16") == 2 * 16 * 32 * 2

@@ -12,10 +12,6 @@ from swarm.events import (
     JourneyCompleted,
     JourneyStarted,
     LinkUsage,
-    PeerLost,
-    PeerReady,
-    PeerStarted,
-    PeerStopped,
     StepClosed,
 )
 from swarm.ids import MicrobatchId, PeerId, stage_part
@@ -25,7 +21,6 @@ from swarm.monitoring.views import (
     MicrobatchAccount,
     Microbatches,
     Mismatch,
-    Population,
     StepBytes,
     StepTable,
     TrafficView,
@@ -150,20 +145,3 @@ def test_digest_mismatches_are_found_though_nobody_reported_them() -> None:
         Mismatch(step=2, part=part, digests={"d0": frozenset({A}), "d1": frozenset({B})}),
         Mismatch(step=3, part=part, digests={"x": frozenset({A}), "y": frozenset({B, C})}),
     ]
-
-
-def test_population_tells_each_peers_latest_state_and_why() -> None:
-    def begin(name: str) -> PeerStarted:
-        return PeerStarted(role="stage", name=name, pid=1, addresses=(), seconds=0.1)
-
-    events = [
-        at(5, A, PeerLost(peer=B, name="stage-b", reason="no answer")),
-        at(1, B, begin("stage-b")),
-        at(2, B, PeerReady(part=stage_part(0), step=0, reason="genesis", seconds=0.1)),
-        at(1, A, begin("stage-a")),
-        at(6, A, PeerStopped(reason="done", exit_code=0)),
-        at(7, B, PeerLost(peer=A, name="stage-a", reason="no answer")),
-    ]
-    rows = fold(Population(), events).rows()
-    assert (rows[A].state, rows[A].reason) == ("stopped", "done")
-    assert (rows[B].state, rows[B].reason, rows[B].part, rows[B].role) == ("lost", "no answer", "stage-0", "stage")

@@ -13,8 +13,7 @@ from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr
 
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
-from swarm.network.libp2p.attach import AttachedP2P, DaemonGone, _plain, peer_bytes
-from swarm.network.libp2p.client import DaemonClient
+from swarm.network.libp2p.attach import AttachedP2P, DaemonClient, DaemonGone, _plain, peer_bytes
 
 
 @pytest.mark.parametrize("peer", ["0", "000", "not base58"])

@@ -8,7 +8,7 @@ from multiaddr import Multiaddr
 
 from swarm.events import Event, LinkUpgraded
 from swarm.ids import PeerId
-from swarm.network.reach.upgrades import TELL_EVERY_S, Upgrades
+from swarm.network.reach.presence import TELL_EVERY_S, Upgrades
 from tests.harness.rigs.clocks import HandClock
 
 A, B = PeerId("a"), PeerId("b")

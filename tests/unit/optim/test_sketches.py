@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from swarm.consensus.trials import WHOLE_WORD
 from swarm.ids import MicrobatchId, StepWork
-from swarm.optim.accumulate import Accumulator
-from swarm.optim.sketches import COORDINATES, MOST_TRAINERS, Sketches, pulls
+from swarm.optim.accumulate import COORDINATES, MOST_TRAINERS, Accumulator, Sketches, pulls
 from tests.unit.optim.test_accumulate import LAYOUT, gradients
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from swarm.errors import BugError
 from swarm.models.layout import FlatLayout
-from swarm.optim import update as rules
 from swarm.optim.adamw import AdamW
-from swarm.optim.muon import MATCHED_RMS, Muon, orthogonal
+from swarm.optim.muon import Muon
 from swarm.optim.outer import Outer, OuterNesterov
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.sgd import Sgd
@@ -23,7 +20,6 @@ from swarm.optim.update import (
     Update,
     Vectors,
     hashes_after,
-    single,
     stepped,
     take_step,
 )
@@ -81,75 +77,6 @@ def test_step_in_place_is_the_one_beside_and_has_the_hashes_told_before(name: st
     assert all(torch.equal(one, other) for one, other in zip(state, after, strict=True))
     assert not torch.equal(state[0][averaged], before[0][averaged])
     assert torch.equal(mean, numbers(9))
-
-
-NUMBERS = StepNumbers(step=7, lr=0.01, clip=0.5)
-
-
-def ahead_of(update: Update, state: Vectors, step: StepNumbers = NUMBERS) -> Tensor:
-    into = torch.full_like(state[0], torch.nan)
-    update.look_ahead(state, layout_of(update), step, into, CPU)
-    return into
-
-
-@pytest.mark.parametrize("name", UPDATES)
-def test_look_ahead_has_the_same_bits_in_chunks_and_whole_and_changes_no_state(
-    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    update = UPDATES[name]
-    state = state_of(update)
-    for vector in state[1:]:
-        vector[::97] = -0.0
-    before = [vector.clone() for vector in state]
-    monkeypatch.setattr(rules, "CHUNK_ELEMENTS", 1000)
-    chunked = ahead_of(update, state)
-    monkeypatch.setattr(rules, "CHUNK_ELEMENTS", 1 << 30)
-    whole = ahead_of(update, state)
-    assert torch.equal(chunked.view(torch.int32), whole.view(torch.int32))
-    for one, other in zip(state, before, strict=True):
-        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
-    assert not torch.equal(whole, state[0])
-
-
-@pytest.mark.parametrize("name", UPDATES)
-@pytest.mark.parametrize("step", [0, 7])
-def test_look_ahead_with_no_momentum_yet_stays(name: str, step: int) -> None:
-    update = UPDATES[name]
-    state = (numbers(0), *(torch.zeros(LAYOUT.elements) for _ in update.vectors[1:]))
-    assert torch.equal(ahead_of(update, state, StepNumbers(step=step, lr=0.01, clip=1.0)), state[0])
-
-
-def test_look_ahead_follows_its_formula_and_does_not_decay() -> None:
-    for name in ("adamw", "adamw-apart"):
-        params, mean, square = state_of(UPDATES[name])
-        root = (square.double() / (1 - CONFIG.beta2**7)).sqrt() + CONFIG.eps
-        way = 0.01 * mean.double() / (1 - CONFIG.beta1**7) / root
-        found = ahead_of(UPDATES[name], (params, mean, square))
-        assert ((found.double() - (params.double() - way)).abs() <= 1e-6 * (params + way)).all()
-    assert torch.equal(found, ahead_of(UPDATES["adamw"], (params, mean, square))), "in C and without it"
-
-    params, momentum = state_of(UPDATES["sgd"])
-    assert torch.equal(ahead_of(UPDATES["sgd"], (params, momentum)), params - momentum * 0.01)
-    state = state_of(UPDATES["outer"])
-    assert torch.equal(ahead_of(UPDATES["outer"], state), state[0] - state[1] * 0.7)
-
-
-def test_look_ahead_of_muon_goes_along_the_orthogonal_momentum_and_adamws_way_for_the_rest() -> None:
-    state = state_of(UPDATES["muon"])
-    views, rest = LAYOUT.views(ahead_of(UPDATES["muon"], state)), LAYOUT.views(ahead_of(UPDATES["adamw"], state))
-    params, momentum = LAYOUT.views(state[0])["a.weight"], LAYOUT.views(state[1])["a.weight"]
-    rate = single(0.01 * MATCHED_RMS * math.sqrt(96))
-    assert torch.equal(views["a.weight"], params - orthogonal(momentum) * rate)
-    for name in LAYOUT.names:
-        assert torch.equal(views[name], rest[name]) == (name != "a.weight")
-
-
-@pytest.mark.parametrize("name", UPDATES)
-def test_look_ahead_into_another_kind_of_vector_is_a_bug(name: str) -> None:
-    update = UPDATES[name]
-    for wrong in (torch.zeros(3), torch.zeros(LAYOUT.elements, dtype=torch.float64)):
-        with pytest.raises(BugError, match="look ahead"):
-            update.look_ahead(state_of(update), layout_of(update), NUMBERS, wrong, CPU)
 
 
 def test_sgd_is_torchs_with_nesterov_and_decoupled_decay() -> None:

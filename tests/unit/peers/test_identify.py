@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from peers.doctor.contacts import no_relay, probe_addresses
-from peers.doctor.identify import peer_behind
+from peers.doctor.contacts import no_relay, peer_behind, probe_addresses
 from peers.reaching import nobody_answers
 from swarm.network.addresses import GREETING, parse_address
 from swarm.network.endpoint import EndpointConfig

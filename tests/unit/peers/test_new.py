@@ -14,7 +14,7 @@ from peers.founding_files import Founded, load_foundation, make_run, origins_of,
 from peers.manifest_file import render_manifest
 from peers.options.foundation import STRANGERS, Foundation
 from peers.options.local import LocalOptions
-from peers.presets import load_preset, preset_names, preset_purpose
+from peers.presets import load_preset, preset_names
 from swarm.config import load_manifest, parse_manifest
 from swarm.errors import ConfigError, Incompatible
 from tests.harness.rigs.peers import Typed
@@ -53,7 +53,6 @@ def test_presets_are_runs_smallest_first() -> None:
     for name in preset_names():
         manifest = parse_manifest(load_preset(name) | {"tokenizer": {"digest": "0" * 64}}, name)
         assert manifest.run.name == name
-        assert preset_purpose(name)
 
 
 def test_manifest_file_of_every_preset_reads_back_the_same(tmp_path: Path) -> None:

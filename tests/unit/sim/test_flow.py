@@ -2,18 +2,87 @@
 
 from __future__ import annotations
 
+import hashlib
+import heapq
+import math
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from peers.chaos.schedule import Removal, spot_trace
 from swarm.consensus.rebalance import RuleName
-from swarm.sim.flow import Flow, FlowResult
-from swarm.sim.turnover import FlowCase
+from swarm.sim.turnover import FlowCase, MachineRemoval, Turnover, machine_changes
 from tests.harness.sources import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class FlowResult:
+    """What came of a case. ``ratio`` is the throughput over that of the same ready peers, placed perfectly and at once;
+    ``digest`` is of every record's roster and moves."""
+
+    ratio: float
+    records: int
+    moves: int
+    joins: int
+    given_up: int
+    digest: str
+
+
+@dataclass(slots=True)
+class Account:
+    """Throughput so far, and the best that the ready peers could have had."""
+
+    stages: int
+    now_s: float = 0.0
+    done: float = 0.0
+    best: float = 0.0
+
+    def pass_to(self, at_s: float, slowest: int, ready: int) -> None:
+        """Until then the slowest stage had so many peers, of so many ready ones."""
+        span = at_s - self.now_s
+        self.done += slowest * span
+        self.best += ready // self.stages * span
+        self.now_s = at_s
+
+
+@dataclass(slots=True)
+class Flow:
+    """Plays a ``case`` on a ``trace``: machines come and go at any time, the roster changes at records."""
+
+    case: FlowCase
+    trace: Sequence[MachineRemoval]
+    turnover: Turnover = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turnover = Turnover(self.case)
+
+    def run(self) -> FlowResult:
+        """Play to the end."""
+        case, there, account, digest = self.case, self.turnover, Account(self.case.stages), hashlib.sha256()
+        changes, step = machine_changes(self.trace), 0
+        while account.now_s < case.until_s:
+            record_s, resumed_s = (step + 1) * case.step_s, there.resumes_s
+            at_s = min(record_s, changes[0][0] if changes else math.inf, resumed_s, case.until_s)
+            account.pass_to(at_s, there.fewest, there.ready)
+            if resumed_s <= at_s:
+                there.resume(at_s)
+            elif changes and changes[0][0] <= at_s:
+                _, _, place, removal = heapq.heappop(changes)
+                _ = there.comes(place, at_s) if removal is None else there.goes(place, removal)
+            elif record_s <= at_s:
+                step += 1
+                moves = there.close(step, at_s).moves
+                held = sorted(Counter(member.part or "" for member in there.roster.members).items())
+                digest.update(f"{step}|{held}|{moves}".encode())
+        counts = there.counts
+        ratio = account.done / account.best
+        return FlowResult(ratio, step, counts["moves"], counts["joins"], counts["given up"], digest.hexdigest())
 
 
 def play(*trace: Removal, **more: Any) -> FlowResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.state.donation import BURST_BYTES
+from swarm.state.transfer import BURST_BYTES
 from swarm.waiting import TokenBucket
 
 

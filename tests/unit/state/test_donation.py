@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.state.donation import BURST_BYTES, LEAST_BYTES_S, MAX_BYTES_S, Donation
+from swarm.state.transfer import BURST_BYTES, LEAST_BYTES_S, MAX_BYTES_S, Donation
 
 Seconds = Callable[[Donation], float]
 

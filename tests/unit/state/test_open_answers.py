@@ -8,7 +8,7 @@ import pytest
 
 from swarm.errors import Busy, Violation
 from swarm.ids import PeerId
-from swarm.state.donation import FEW, OpenAnswers
+from swarm.state.transfer import FEW, OpenAnswers
 
 GREEDY, MODEST = PeerId("greedy"), PeerId("modest")
 

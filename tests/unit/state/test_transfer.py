@@ -12,10 +12,9 @@ from swarm.ids import PeerId, stage_part
 from swarm.network.protocols import Answer, Rpc
 from swarm.sim.network import SimEndpoint
 from swarm.state import snapshot as chunks
-from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import CHUNK_BYTES, Snapshot, digest, root_of
-from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, StateDonor
+from swarm.state.transfer import BURST_BYTES, CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Donation, StateDonor
 from tests.harness.rigs.state import (
     LAYOUT,
     NOTHING_BESIDE,

@@ -14,8 +14,7 @@ from swarm.consensus.changes import ALL_ASKED, Admission, Departure
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.ids import PartName, PeerId
-from swarm.membership.observer_service import ObserverService
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers, ObserverService
 from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import StepCalls

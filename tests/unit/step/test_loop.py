@@ -17,8 +17,7 @@ from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
 from swarm.optim.clipping import clip_factor
 from swarm.step.calls import StepCalls
-from swarm.step.exit_barrier import ExitBarrier, ExitRelease
-from swarm.step.loop import StepLoop
+from swarm.step.loop import ExitBarrier, ExitRelease, StepLoop
 from swarm.step.messages import AGAIN, DECIDE, PREPARE, PROPOSE, RECONCILE, Propose, ResumeTrainer
 from tests.harness.expect import eventually
 from tests.harness.rigs.step import (

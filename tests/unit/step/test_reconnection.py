@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from swarm.consensus.acceptor import Vote
+from swarm.consensus.ballot import Incarnation
 from swarm.consensus.changes import NO_CHANGES
-from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, WrongStep
@@ -19,9 +19,8 @@ from swarm.events import LineageConfirmed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
-from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.provisional import LOOK_S, Reconnection
-from swarm.step.loop import StepLoop
+from swarm.step.loop import ExitBarrier, StepLoop
 from swarm.step.member.open_step import OpenStep
 from swarm.step.messages import DECIDE, PREPARE, Decide, Promise
 from swarm.step.observe_messages import NEXT, START, Decided

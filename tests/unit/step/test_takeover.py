@@ -14,8 +14,7 @@ from swarm.consensus.records import CloseRecord, Contribution, Decision
 from swarm.errors import RunEnded, WrongStep
 from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PartName, PeerId
-from swarm.membership.observer_service import ObserverService
-from swarm.membership.observers import Observers
+from swarm.membership.observer_service import Observers, ObserverService
 from swarm.membership.watching import Watching
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, Service
 from swarm.schema import Message
@@ -23,9 +22,8 @@ from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.context import CloseContext
-from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.lead_service import LeadService
-from swarm.step.loop import StepLoop
+from swarm.step.loop import ExitBarrier, StepLoop
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import PREPARE, SignedReceipt
 from swarm.step.observe_messages import RunStanding

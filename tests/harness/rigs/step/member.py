@@ -13,8 +13,8 @@ import torch
 
 from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.acceptor import NO_EVIDENCE
+from swarm.consensus.ballot import Incarnation
 from swarm.consensus.history import History
-from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Contribution, Decision, rows_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import BugError, PeerError
@@ -23,10 +23,9 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import Message
 from swarm.step.calls import Liveness
 from swarm.step.context import MemberContext
-from swarm.step.member.branch import Forking
 from swarm.step.member.member_service import MemberService
 from swarm.step.member.open_step import Attempt, Round
-from swarm.step.member.position import Position
+from swarm.step.member.position import Forking, Position
 from swarm.step.messages import Apply, Decide, Prepare, Propose, Reconcile
 from swarm.step.rules import StepRules
 from tests.harness.rigs.clocks import LoopClock
