@@ -13,6 +13,8 @@ from peers.chaos.invariants.check import Report
 from peers.chaos.invariants.evidence import Evidence, Fact
 from peers.chaos.invariants.findings import MARKS
 from peers.chaos.lives import PeerLifetime, Span, Struck
+from swarm.columns import held_columns, standing_at
+from swarm.ids import PartName
 
 Number = float | int | None
 
@@ -60,7 +62,7 @@ FIGURES: Mapping[str, str] = {
 class ReplicaPresence:
     """A replica of a stage was there from one moment to another."""
 
-    stage: int
+    part: str
     from_s: float
     to_s: float
 
@@ -273,9 +275,7 @@ def _stretch(
     played: Played, closed: Sequence[StepClosing], from_s: float, to_s: float, since: float | None
 ) -> _Stretch:
     there = [closing for closing in closed if from_s < closing.wall <= to_s]
-    spans = [
-        ReplicaPresence(int(span.part.removeprefix("stage-")), span.from_s, span.to_s) for span in _ready_spans(played)
-    ]
+    spans = [ReplicaPresence(span.part, span.from_s, span.to_s) for span in _ready_spans(played)]
     share = capacity(spans, played.stages, 1.0, from_s, to_s) / max(1e-9, to_s - from_s)
     return _Stretch(from_s, to_s, sum(closing.tokens for closing in there), len(there), share, since)
 
@@ -302,28 +302,23 @@ def _error(stretches: Sequence[_Stretch]) -> float | None:
 def capacity(presences: Iterable[ReplicaPresence], stages: int, rate: float, from_s: float, to_s: float) -> float:
     """Microbatches that a run could have computed in the window: a replica takes ``rate`` a second, and a run what the
     stage with the fewest replicas at that moment takes. O(n log n)."""
-    changes: list[tuple[float, int, int]] = []
+    changes: list[tuple[float, int, str]] = []
     for presence in presences:
         if presence.from_s < to_s and presence.to_s > from_s:
-            changes.append((max(from_s, presence.from_s), 1, presence.stage))
-            changes.append((min(to_s, presence.to_s), -1, presence.stage))
-    there: Counter[int] = Counter()
+            changes.append((max(from_s, presence.from_s), 1, presence.part))
+            changes.append((min(to_s, presence.to_s), -1, presence.part))
+    there: Counter[str] = Counter()
     total, since = 0.0, from_s
-    for at_s, change, stage in sorted(changes):  # nobody is left after the last
-        total += (at_s - since) * rate * min(there[one] for one in range(stages))
-        there[stage] += change
+    for at_s, change, part in sorted(changes):  # nobody is left after the last
+        total += (at_s - since) * rate * (min(there.values()) if len(there) == stages else 0)
+        there[part] += change
         since = at_s
     return total
 
 
 def _ready_spans(played: Played) -> list[Span]:
     """Return when a replica of a stage was ready, all of them."""
-    return [
-        span
-        for life in played.lives
-        for span in life.spans
-        if span.state in ("ready", "leaving") and span.part.startswith("stage-")
-    ]
+    return [span for life in played.lives for span in life.spans if span.state in ("ready", "leaving") and span.hosts]
 
 
 def _participation(evidence: Evidence, struck: Sequence[Struck], closed: Sequence[StepClosing]) -> float | None:
@@ -447,17 +442,17 @@ def _parts_hit(strike: Struck, lives: Sequence[PeerLifetime]) -> set[str]:
         for life in lives
         if life.player.name in strike.peers
         for span in life.spans
-        if span.from_s < strike.wall <= span.to_s and span.part.startswith("stage-")
+        if span.from_s < strike.wall <= span.to_s and span.hosts
     }
 
 
 def _first_work(evidence: Evidence, move: _Move) -> Fact | None:
     """The first journey that a host made possible where it is since this move."""
-    stage = int(move.part.removeprefix("stage-"))
+    (column,) = held_columns((PartName(move.part),))
     came = (
         fact
         for fact in evidence.of("JourneyCompleted")
-        if fact.step > move.step and fact.fields["route"][stage] == move.peer
+        if fact.step > move.step and standing_at(fact.fields["route"], column, "") == move.peer
     )
     return min(came, key=lambda fact: fact.wall, default=None)
 

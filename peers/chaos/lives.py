@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from peers.chaos.invariants.evidence import Evidence, Fact
+from swarm.ids import ENDS
 
 State = Literal["absent", "joining", "ready", "leaving", "away", "cut off"]
 """``away``: paused; ``cut off``: no link to the others, or left behind by them."""
@@ -69,6 +70,11 @@ class Span:
     from_s: float
     to_s: float
     part: str = ""
+
+    @property
+    def hosts(self) -> bool:
+        """Return whether it held a stage."""
+        return self.part not in ("", ENDS)
 
 
 @dataclass(frozen=True, slots=True)

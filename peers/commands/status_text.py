@@ -22,6 +22,7 @@ from peers.console.words import (
 from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.places import PlaceState, home_option
 from swarm.disk import size_text
+from swarm.ids import ENDS
 from swarm.membership.status_types import MemoryReport, PartTurnout
 
 NO_PART = "no part"
@@ -364,12 +365,9 @@ def _lost(standing: StatusReport) -> str:
     return f", {standing.lost} lost" if standing.lost else ""
 
 
-def _part_order(part: str | None) -> tuple[int, int, str]:
-    """Stages in order, then the ends, then those that hold nothing."""
-    if part is None:
-        return (2, 0, "")
-    number = part.removeprefix("stage-")
-    return (0, int(number), "") if part.startswith("stage-") and number.isdigit() else (1, 0, part)
+def _part_order(part: str | None) -> tuple[bool, bool, int, str]:
+    """Stages by number, then the ends, then those that hold nothing."""
+    return (part is None, part == ENDS, len(part or ""), part or "")
 
 
 def _run(name: str, run: str) -> str:

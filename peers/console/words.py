@@ -15,9 +15,10 @@ from typing import Any
 
 from peers.exit_codes import EXIT_ERROR
 from swarm import WIRE_VERSION
+from swarm.columns import held_columns
 from swarm.disk import size_text
 from swarm.errors import Advice, ConfigError, Ending, OtherWire, RunEnded, SwarmError
-from swarm.ids import PartName, stage_of
+from swarm.ids import ENDS, PartName
 
 _PEER_ID = re.compile(r"(?<!/p2p/)\b12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\b")
 """As libp2p writes the ids of Ed25519 keys, which all of ours are."""
@@ -121,12 +122,18 @@ def command_to_join(part: PartName | None, *, open_port: bool = False, admission
         open_port: Whether others must be able to call it.
         admission: How the run admits: its ``admission.mode``.
     """
-    stage = None if part is None else stage_of(part)
-    command = "swarm join INVITE --role trainer" if stage is None else f"swarm join INVITE --stage {stage}"
+    command = f"swarm join INVITE {wish_for(part)}"
     command = f"{command} --port N, opened in its firewall" if open_port else command
     if admission == "open":
         return command
-    return f"at an issuer: {command_to_invite(admission, 'trainer' if stage is None else 'stage')}; then {command}"
+    role = "trainer" if part in (None, ENDS) else "stage"
+    return f"at an issuer: {command_to_invite(admission, role)}; then {command}"
+
+
+def wish_for(part: PartName | None) -> str:
+    """Return the option with which a peer joins for a part."""
+    stages = () if part is None else held_columns((part,))
+    return f"--stage {stages[0]}" if stages else "--role trainer"
 
 
 def command_to_invite(mode: str, role: str = "ROLE", name: str = "NAME") -> str:

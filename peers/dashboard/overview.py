@@ -428,7 +428,6 @@ class Overview:
         yield from () if self._record is None else self._record.members.peers
 
 
-def _order(part: str) -> tuple[bool, int, str]:
-    """Return where a part stands: stages by number, the ends first."""
-    _, _, number = part.partition("stage-")
-    return (bool(number), int(number) if number.isdigit() else 0, part)
+def _order(part: str) -> tuple[int, str]:
+    """Return where a part stands: the ends first, which have the shortest name, then stages by number."""
+    return (len(part), part)

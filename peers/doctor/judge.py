@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from peers.console.words import amount, command_name, count, listed, named
+from peers.console.words import amount, command_name, count, listed, named, wish_for
 from peers.doctor.results import CheckResult, Level
 from swarm.disk import size_text
+from swarm.ids import ENDS, PartName
 
 if TYPE_CHECKING:
     from peers.doctor.compute import BlockSpeed, DeviceSeen, PlannedPart
@@ -28,7 +29,6 @@ and what is no accident of the measurement, which is good to a second."""
 LONG_TRIP_S = 0.5
 THIN_LINK = 125_000.0
 """Bytes a second: 1 Mbit/s."""
-STAGE = "stage-"
 
 
 def judge_device(seen: DeviceSeen) -> CheckResult:
@@ -67,7 +67,7 @@ def judge_run(seen: RunSeen) -> CheckResult:
         return base.warns(f"as its contact sees it, nobody holds {listed(standing.lost)} now", next_=remedy)
     if closed is not None and standing.lacking:
         home, part = standing.lacking[0]
-        start = f"{swarm} join INVITE --stage {part.removeprefix(STAGE)}"
+        start = f"{swarm} join INVITE {wish_for(PartName(part))}"
         cause = f"microbatches stay in one organisation, and {home} has no host of {part}: its trainers wait"
         return base.warns(cause, next_=f"at {home}, with an invite that names it: {start}")
     return base
@@ -181,8 +181,7 @@ def judge_parts(parts: Sequence[PlannedPart], disk_free: int) -> CheckResult:
         cause = f"three checkpoints of it take {size_text(kept)}, and {size_text(disk_free)} of disk are free"
         return base.warns(cause, next_=f"Name a directory on another disk: {command_name()} join --checkpoints DIR")
     if not all_fit:
-        stage = next((one.part.removeprefix(STAGE) for one in fitting if one.part.startswith(STAGE)), None)
-        wish = "--role trainer" if stage is None else f"--stage {stage}"
+        wish = wish_for(next((one.part for one in fitting if one.part != ENDS), ENDS))
         lacking = next(one.lacking for one in parts if one.lacking)
         return base.warns(lacking, next_=f"{command_name()} join INVITE {wish}")
     return base
@@ -302,7 +301,7 @@ def claimed_seconds(vitals: Iterable[Vitals]) -> dict[str, list[float]]:
     """Return what the replicas of each stage say a microbatch takes there; claims that cannot be meant are left out."""
     found: dict[str, list[float]] = {}
     for one in vitals:
-        if one.part is not None and one.part.startswith(STAGE) and 1e-6 < one.compute_s < 1e6:
+        if one.part not in (None, ENDS) and 1e-6 < one.compute_s < 1e6:
             found.setdefault(one.part, []).append(one.compute_s)
     return found
 

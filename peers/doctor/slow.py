@@ -18,6 +18,7 @@ from peers.doctor.machine import DoctorWishes, MachineFacts
 from peers.doctor.results import CheckResult, DoctorReport, Level, refused
 from swarm.clock import Clock
 from swarm.errors import ConfigError, PeerError, SwarmError
+from swarm.ids import ENDS
 
 if TYPE_CHECKING:
     from peers.doctor.compute import BlockSpeed, DeviceBench, PlannedPart
@@ -310,7 +311,7 @@ class DevicePlan:
     def stage_to_join(self, seen: RunSeen) -> PlannedPart | None:
         """Return the stage that a peer that joins would get: of those that fit the one with the fewest replicas."""
         held = None if seen.head is None else seen.head.members
-        stages = [one for one in self.parts if one.part.startswith("stage-") and not one.lacking]
+        stages = [one for one in self.parts if one.part != ENDS and not one.lacking]
         return min(stages, key=lambda one: 0 if held is None else len(held.replicas(one.part)), default=None)
 
 

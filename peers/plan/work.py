@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from swarm.compression.names import AUTO
 from swarm.config import Manifest
-from swarm.ids import stage_part
 from swarm.membership.part_memory import part_bytes
 from swarm.membership.rules import update_of
 from swarm.models.family import ModelFamily
@@ -26,7 +25,7 @@ def workload_of(manifest: Manifest) -> Workload:
     milliseconds for our own models, a second for large foreign ones."""
     model, family = manifest.model, family_of(manifest.model)
     context, hosted = model.context, manifest.split.ends == "hosted"
-    body = PartSpec(name=stage_part(0), first_layer=0, last_layer=family.layers, embedding=False, head=False)
+    body, ends = family.parts(SplitConfig(stages=1, ends="private"))
     layer = _largest([_needs(manifest, family, replace(body, first_layer=at, last_layer=at + 1))
                       for at in sorted({0, family.layers // 2, family.layers - 1})])  # fmt: skip
     layer = replace(layer, flops=family.cost(body, context).forward_flops / family.layers)
@@ -37,7 +36,6 @@ def workload_of(manifest: Manifest) -> Workload:
         last = replace(body, first_layer=family.layers - 1)
         head = _less(_needs(manifest, family, replace(last, head=True)), _needs(manifest, family, last))
     else:
-        ends = family.parts(SplitConfig(stages=1, ends="private"))[-1]
         embedding, head = _needs(manifest, family, ends), PartNeeds()
     forward, backward = _on_the_wire(manifest, family)
     rows = manifest.batch.microbatch_size * manifest.step_microbatches

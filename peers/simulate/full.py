@@ -24,9 +24,10 @@ from peers.chaos.schedule import Removal
 from peers.console.interrupt import SIGNALS
 from peers.simulate.sim_swarm import SimSwarm
 from peers.simulate.spot_market import SpotMarket
+from swarm.columns import held_columns, host_parts
 from swarm.device import Device
 from swarm.events import Event, HostsMoved, StepClosed, StepGivenUp
-from swarm.ids import ENDS, PartName, stage_of, stage_part
+from swarm.ids import ENDS, PartName
 from swarm.models.registry import family_of
 from swarm.planning.workload import PeerClass
 from swarm.sim.device import InlineDevice, SimulatedDevice
@@ -82,16 +83,18 @@ class FullSwarm(SimSwarm):
         family, stages = family_of(self.manifest.model), len(case.stages)
         real = {part.name: family.cost(part, TINY["context"]).parameters for part in family.parts(self.manifest.split)}
 
+        parts = list(enumerate(self.manifest.split.parts))
+
         def ratio(parts: Sequence[tuple[int, PartName]]) -> float:
             layers = (*case.stages, 0)
             meant = sum(case.work.part(stages, at, layers[at]).parameters for at, _ in parts)
             return case.work.averaged_bytes * meant / max(1, FLOAT32 * sum(real.get(name, 0) for _, name in parts))
 
-        hosts = ratio([(at, stage_part(at)) for at in range(stages)])
+        hosts = ratio(parts[:stages])
         crossing = case.rows * (case.work.activation_bytes + case.work.gradient_bytes) / 2
         return PayloadWeights(
             activations=crossing / (FLOAT32 * TINY["dim"] * TINY["context"]),
-            averages={"host-*": hosts, "spot-*": hosts, "trainer-*": ratio([(stages, ENDS)])},
+            averages={"host-*": hosts, "spot-*": hosts, "trainer-*": ratio(parts[stages:])},
         )
 
     def _device(self, name: str) -> Device:
@@ -151,11 +154,11 @@ class ClassedDevice(SimulatedDevice):
             return part
         kind, costs = self._known
         name = PartName(part.spec.name)  # type: ignore[attr-defined]
-        stage = stage_of(name)
-        if stage is None:
-            self._stage_s = {"loss": costs.seconds(kind, costs.stages)}
+        (at,) = held_columns((name,)) or (costs.stages,)
+        whole_s = costs.seconds(kind, at)
+        if name == ENDS:
+            self._stage_s = {"loss": whole_s}
         else:
-            whole_s = costs.seconds(kind, stage)
             forward_s = FORWARD_SHARE * whole_s
             self._stage_s = {"forward": forward_s, "forward_loss": forward_s, "backward": whole_s - forward_s}
         return super().place(part)
@@ -235,7 +238,7 @@ class FullPlay:
         now_s = market.now_s - market.began_s
         if now_s > self._case.until_s:
             return
-        held = [machine.stage for machine in market.machines.values() if machine.holds]
+        held = [machine.part for machine in market.machines.values() if machine.holds]
         before_s = self._steps[-1].closed_s if self._steps else 0.0
         self._steps.append(
             SimulatedStep(
@@ -243,7 +246,7 @@ class FullPlay:
                 closed_s=now_s,
                 seconds=now_s - before_s,
                 peers=len(held),
-                fewest=min(held.count(stage) for stage in range(len(self._case.stages))),
+                fewest=min(map(held.count, host_parts(market.swarm.manifest.split.parts))),
                 rate=event.microbatches / (now_s - before_s),
             )
         )

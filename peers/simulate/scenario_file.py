@@ -37,11 +37,12 @@ from swarm.consensus.copies import COPY_BYTES_S, MAX_COPIES
 from swarm.consensus.rebalance import RuleName
 from swarm.disk import read_named
 from swarm.errors import ConfigError
+from swarm.models.spec import even_stages
 from swarm.parsing import parse_toml
 from swarm.planning.predict import predict
 from swarm.planning.workload import PartLayout, PeerClass, Workload
 from swarm.schema import Section
-from swarm.sim.simulation import FIDELITIES, MOST_STEPS, Fidelity, SimulationCase, StepCosts, stage_sizes
+from swarm.sim.simulation import FIDELITIES, MOST_STEPS, Fidelity, SimulationCase, StepCosts
 from swarm.sim.turnover import FlowCase, SimMachine, Turnover
 
 HOUR, MINUTE = 3600.0, 60.0
@@ -208,7 +209,7 @@ def _work(told: ScenarioFile, manifest: Manifest) -> tuple[Workload, tuple[int, 
     if stages > work.layers:
         remedy = "Name fewer, or a deeper model."
         raise ConfigError("stages", stages, f"at most {work.layers}, the layers of {told.model}", remedy)
-    return work, stage_sizes(work.layers, stages), rows
+    return work, even_stages(work.layers, stages), rows
 
 
 def _check(told: ScenarioFile, stages: int, hosts: int, trainers: int, fidelity: Fidelity) -> None:

@@ -11,7 +11,7 @@ from peers.chaos.schedule import Removal
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending
 from swarm.events import Event, PartAssigned, PeerReady, RunStarted, StepClosed
-from swarm.ids import stage_of
+from swarm.ids import PartName
 
 NOTICE_S = 30.0
 """Between notice and end: the shortest that a cloud gives."""
@@ -23,7 +23,7 @@ class MarketMachine:
 
     name: str
     started_s: float
-    stage: int | None = None
+    part: PartName | None = None
     ready_s: float | None = None
     ended_s: float | None = None
     leaving: bool = False
@@ -91,7 +91,7 @@ class SpotMarket:
             return
         machine = self.machines[name]
         if isinstance(event, PartAssigned) and event.part is not None:
-            machine.stage = stage_of(event.part)
+            machine.part = event.part
         if isinstance(event, PeerReady) and machine.ready_s is None:
             machine.ready_s = self.now_s
 
@@ -148,7 +148,7 @@ class SpotMarket:
     def _is_last(self, machine: MarketMachine) -> bool:
         if machine.ready_s is None:
             return False
-        return not any(one.holds and one.stage == machine.stage for one in self._places if one is not machine)
+        return not any(one.holds and one.part == machine.part for one in self._places if one is not machine)
 
     async def _give_notice(self, machine: MarketMachine) -> None:
         """As a peer that gets SIGTERM: it leaves in order, and is killed when its time is up."""

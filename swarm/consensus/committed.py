@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from swarm.columns import Routed
 from swarm.ids import MicrobatchId, PeerId
 from swarm.schema import MAX_COUNT, MAX_LISTED, MicrobatchField, PeerIdField, ShardField
 
@@ -23,12 +24,8 @@ MAX_HOPS, MAX_PEERS = 1024, 20_000
 """Of a route, and of a table: fewer than two bytes can count."""
 
 
-class CommittedRow(Protocol):
+class CommittedRow(Routed, Protocol):
     """One committed microbatch: see :class:`swarm.consensus.records.Contribution`."""
-
-    @property
-    def microbatch(self) -> MicrobatchId:
-        """Which one."""
 
     @property
     def tokens(self) -> int:
@@ -37,10 +34,6 @@ class CommittedRow(Protocol):
     @property
     def loss_sum(self) -> float:
         """Nats."""
-
-    @property
-    def route(self) -> tuple[str, ...]:
-        """The replica of each stage."""
 
     @property
     def early(self) -> bool:

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import FORGET, Barred, doubled
 from swarm.errors import Advice, Refused, Violation
-from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, PeerId, stage_part
+from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, PeerId
 from swarm.schema import AFTER_CHARS, AfterField, Count, Message, MicrobatchField, PeerIdField, SignatureField
 from swarm.security.signing import audit_bytes, receipt_bytes
 from swarm.security.statements import HopStatement, found_wrong
@@ -73,7 +73,7 @@ class HopFault(Message):
 def auditors(roster: Roster, key: JourneyKey, hop: int, accused: str) -> tuple[PeerId, ...]:
     """Return who judges a hop, in an order that neither who did it nor who asks can choose: the other replicas of its
     stage, the first MAX_AUDITORS of them."""
-    others = [peer for peer in roster.replicas(stage_part(hop)) if peer != accused]
+    others = [peer for peer in roster.column(hop) if peer != accused]
     drawn = "|".join(map(str, ("audits", key.after, *key.microbatch, hop)))
     return tuple(sorted(others, key=lambda peer: hashlib.sha256(f"{drawn}|{peer}".encode()).digest())[:MAX_AUDITORS])
 
@@ -106,8 +106,8 @@ def check_fault(
     """
     if (fault.step, fault.after) != (step, previous_hash[:AFTER_CHARS]):
         raise Refused(f"it is of a hop of step {fault.step} after {fault.after or 'no record'}; step {step} is open")
-    if fault.accused not in roster.replicas(stage_part(fault.hop)):
-        raise Refused(f"{fault.accused} is no replica of {stage_part(fault.hop)}")
+    if fault.accused not in roster.column(fault.hop):
+        raise Refused(f"{fault.accused} is no replica of stage {fault.hop}")
     key, accused = fault.key, PeerId(fault.accused)
     if not verify(accused, receipt_bytes(run, key, fault.hop, fault.told, fault.tokens), fault.receipt):
         raise Violation(f"the receipt of {accused} is forged")
@@ -115,7 +115,7 @@ def check_fault(
     if len(said) != len(fault.statements):
         raise Violation("a replica that says twice what it found")
     if strange := sorted(said - set(judges)):
-        raise Refused(f"{strange[0]} does not judge {stage_part(fault.hop)} of {fault.microbatch}")
+        raise Refused(f"{strange[0]} does not judge stage {fault.hop} of {fault.microbatch}")
     for one in fault.statements:
         signed = audit_bytes(run, key, fault.hop, accused, fault.told, one.wrong)
         if not verify(PeerId(one.auditor), signed, one.signature):

@@ -10,9 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarm.columns import held
 from swarm.consensus.records import MAX_ASIDE, Contribution, Quarantined
 from swarm.errors import Refused, WrongStep
-from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.ids import MicrobatchId, PartName, PeerId, StepWork
 from swarm.security.borders import OPEN, Borders
 
 
@@ -261,39 +262,47 @@ def _check_leased(trainer: PeerId, account: _Account) -> None:
 
 def reassigned(
     committed: Sequence[Contribution],
-    stages: Sequence[Sequence[PeerId]],
+    columns: Sequence[Sequence[PeerId]],
     *,
     computed_again: bool = True,
     early: Callable[[str], bool] = lambda peer: True,
     borders: Borders = OPEN,
 ) -> tuple[Contribution, ...]:
-    """The same microbatches, with a replica of ``stages`` (those that are there) at every stage: what was held by
-    another goes to the one that holds least, so that it is computed again by as many as can; or, where nobody computes
-    it again, to each in proportion to what it did, so that their weights stay to each other as they were. Early work
-    goes to those only that ``early`` says can compute it, and all within the ``borders`` of its trainer. Raises Refused
-    when nobody is left at a stage."""
-    load = [Counter({peer: 0 for peer in replicas}) for replicas in stages]
+    """The same microbatches, with one of those that are there in each of the ``columns``: what was held by another goes
+    to the one that holds least, so that it is computed again by as many as can; or, where nobody computes it again, to
+    each in proportion to what it did, so that their weights stay to each other as they were. Early work goes to those
+    only that ``early`` says can compute it, and all within the ``borders`` of its trainer. Raises Refused when a column
+    is left without."""
+    load = [Counter({peer: 0 for peer in replicas}) for replicas in columns]
     for contribution in committed:
-        for stage, peer in enumerate(contribution.route):
-            if peer in load[stage]:
-                load[stage][PeerId(peer)] += 1
+        for loaded, peer in zip(load, contribution.route, strict=True):
+            if peer in loaded:
+                loaded[PeerId(peer)] += 1
     did = [Counter[PeerId]() if computed_again else Counter(one) for one in load]
     result = []
     for contribution in committed:
         route = []
-        for stage, peer in enumerate(contribution.route):
-            if peer not in load[stage]:
+        for column, peer in enumerate(contribution.route):
+            if peer not in load[column]:
                 trainer = contribution.microbatch.trainer
-                near = {one: held for one, held in load[stage].items() if borders.near(trainer, one)}
-                able = {one: held for one, held in near.items() if not contribution.early or early(one)}
+                near = {one: count for one, count in load[column].items() if borders.near(trainer, one)}
+                able = {one: count for one, count in near.items() if not contribution.early or early(one)}
                 if not able:
-                    raise Refused(f"nobody is left at stage {stage}")
-                peer = _next(able, did[stage])
-                load[stage][peer] += 1
+                    raise Refused(f"nobody is left at stage {column}")
+                peer = _next(able, did[column])
+                load[column][peer] += 1
             route.append(peer)
         changed = tuple(route) != contribution.route
         result.append(contribution.model_copy(update={"route": tuple(route)}) if changed else contribution)
     return tuple(result)
+
+
+def is_reassigned(reported: Contribution, counted: Contribution, columns: Sequence[Collection[PeerId]]) -> bool:
+    """Return whether what counts of a microbatch is what its trainer reported, but for those that are not there: that
+    is all that :func:`reassigned` changes."""
+    ways = zip(reported.route, counted.route, columns, strict=True)
+    route = tuple(said if said in there else other for said, other, there in ways)
+    return counted == reported.model_copy(update={"route": route})
 
 
 def _next(load: Mapping[PeerId, int], did: Mapping[PeerId, int]) -> PeerId:
@@ -301,24 +310,20 @@ def _next(load: Mapping[PeerId, int], did: Mapping[PeerId, int]) -> PeerId:
     return min(load, key=lambda one: ((load[one] + 1) / (did[one] + 1), one))
 
 
-def weights(committed: Sequence[Contribution], replicas: Sequence[PeerId], stage: int | None) -> dict[PeerId, int]:
-    """Integer token weight of each replica of a part: the target tokens of what the ledger assigns to it.
-
-    ``stage`` None means the ends, whose replica is the microbatch's trainer.
-    """
+def weights(committed: Sequence[Contribution], replicas: Sequence[PeerId], part: PartName) -> dict[PeerId, int]:
+    """Integer token weight of each replica of a part: the target tokens of what the ledger assigns to it."""
     totals = dict.fromkeys(replicas, 0)
-    for contribution in committed:
-        holder = contribution.microbatch.trainer if stage is None else PeerId(contribution.route[stage])
+    for contribution, holder in held(committed, part):
         totals[holder] += contribution.tokens
     return totals
 
 
 def assigned(
-    step: int, committed: Sequence[Contribution], peer: PeerId, stage: int | None
+    step: int, committed: Sequence[Contribution], peer: PeerId, part: PartName
 ) -> dict[StepWork, tuple[PeerId, ...]]:
     """The microbatches of a step whose gradient for a part this replica must hold, each with its route."""
     return {
         contribution.work(step): tuple(PeerId(one) for one in contribution.route)
-        for contribution in committed
-        if (contribution.microbatch.trainer if stage is None else contribution.route[stage]) == peer
+        for contribution, holder in held(committed, part)
+        if holder == peer
     }

@@ -13,9 +13,10 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from swarm.columns import columns, host_parts
 from swarm.consensus.roster import Member, Role, Roster, machines_of
 from swarm.errors import Refused
-from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.schema import BesideField, MachineField, Message, NameField, PeerIdField, RegionField
 from swarm.security.credentials import Credential
 
@@ -25,13 +26,12 @@ class Places:
     """The places of a run, as one peer that joins sees them.
 
     Attributes:
-        stages: Their number.
-        private_ends: Whether trainers hold the ends.
+        parts: All parts of the model.
         lost: The parts that nobody holds any more.
         leaving: The members that have been asked to leave.
         arriving: The peers on their way into the run, each with the stage that it has chosen, None if it has chosen
             none yet. They say so themselves: see :func:`arrivals`.
-        cannot: For some of them the stages that their memory does not hold, as they say, too.
+        cannot: For some of them the parts that their memory does not hold, as they say, too.
         barred: The parts to which the asking peer would not be let in.
         beside: The parts that are held on its machine.
         unfit: Those that its memory does not hold.
@@ -39,12 +39,11 @@ class Places:
         home: Where microbatches stay in one organisation, that of the asking peer: replicas of others are none to it.
     """
 
-    stages: int
-    private_ends: bool
+    parts: Sequence[PartName]
     lost: Collection[str] = ()
     leaving: Collection[PeerId] = ()
     arriving: Mapping[PeerId, PartName | None] = field(default_factory=dict)
-    cannot: Mapping[PeerId, Collection[int]] = field(default_factory=dict)
+    cannot: Mapping[PeerId, Collection[PartName]] = field(default_factory=dict)
     barred: Collection[str] = ()
     beside: Collection[str] = ()
     unfit: Collection[str] = ()
@@ -78,78 +77,73 @@ def choose_place(
     Raises:
         Refused: The run does not have the stage that was wished for.
     """
-    stages, private_ends = places.stages, places.private_ends
     if role != "stage":
-        return (ENDS, "every trainer holds the ends") if role == "trainer" and private_ends else (None, f"a {role}")
+        private = role == "trainer" and ENDS in places.parts
+        return (ENDS, "every trainer holds the ends") if private else (None, f"a {role}")
     if wish is not None:
-        if wish >= stages:
-            raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
-        return stage_part(wish), "asked for"
+        if not (wished := host_parts(places.parts, (wish,))):
+            raise Refused(f"there is no stage {wish}: the run's are 0 to {len(columns(places.parts)) - 1}")
+        return wished[0], "asked for"
     held = Counter(member.part for member in roster.members if places.counts(roster, member.peer))
     leaves = Counter(roster[one].part for one in places.leaving if one in roster and places.counts(roster, one))
-    counts = {
-        stage: 0 if (part := stage_part(stage)) in places.lost else held[part] - leaves[part] for stage in range(stages)
-    }
-    coming = arrivals(roster, peer, counts, places)
+    counts = {part: 0 if part in places.lost else held[part] - leaves[part] for part in host_parts(places.parts)}
+    coming, draws = arrivals(roster, peer, counts, places), _draws(peer, counts)
 
-    def last(stage: int) -> tuple[int, bool, bool, bytes]:
-        part = stage_part(stage)
-        return counts[stage] + coming[stage], part != places.chosen, part in places.beside, _draw(peer, stage)
+    def last(part: PartName) -> tuple[int, bool, bool, bytes]:
+        return counts[part] + coming[part], part != places.chosen, part in places.beside, draws[part]
 
-    stage = min(_open_to(counts, places), key=last)
-    part = stage_part(stage)
+    part = min(_open_to(counts, places), key=last)
     if part in places.lost:
-        return part, f"all that held it are lost{_on_their_way(coming[stage])}"
+        return part, f"all that held it are lost{_on_their_way(coming[part])}"
     leaving = f", and {leaves[part]} about to leave" if leaves[part] else ""
     of = f" of {places.home}" if places.home else ""
-    return part, f"it has the fewest replicas{of} ({counts[stage]}{leaving}{_on_their_way(coming[stage])})"
+    return part, f"it has the fewest replicas{of} ({counts[part]}{leaving}{_on_their_way(coming[part])})"
 
 
-def arrivals(roster: Roster, peer: PeerId, counts: Mapping[int, int], places: Places) -> Counter[int]:
-    """Count by stage the peers on their way that ``peer`` believes in, beside ``counts`` replicas of each that stay.
+def arrivals(roster: Roster, peer: PeerId, counts: Mapping[PartName, int], places: Places) -> Counter[PartName]:
+    """Count by part the peers on their way that ``peer`` believes in, beside ``counts`` replicas of each that stay.
 
     Anybody can say that it is on its way, as often as it makes identities, and never arrive. So no stage is believed to
     get more than half as many as it has, or two where that is more: whatever is claimed, the stage that a peer chooses
     has no more replicas beyond those of the one that has fewest.
     """
-    most = {stage: max(2, count // 2) for stage, count in counts.items()}
-    coming: Counter[int] = Counter()
+    most = {part: max(2, count // 2) for part, count in counts.items()}
+    coming: Counter[PartName] = Counter()
     undecided = []
     for other, part in sorted(places.arriving.items()):
-        stage = None if part is None else stage_of(part)
         if other == peer or other in roster or (part is not None and part == places.chosen and other > peer):
             continue
         if part is None and other < peer:
             undecided.append(other)
-        elif stage in most and coming[stage] < most[stage]:
-            coming[stage] += 1
-    free = [stage for stage in _open_to(counts, places) if coming[stage] < most[stage]]
+        elif part in most and coming[part] < most[part]:
+            coming[part] += 1
+    free = [part for part in _open_to(counts, places) if coming[part] < most[part]]
     for other in undecided[:MAX_FORESEEN]:
         if not free:
             break
-        fitting = [stage for stage in free if stage not in places.cannot.get(other, ())]
+        fitting, draws = [part for part in free if part not in places.cannot.get(other, ())], _draws(other, counts)
         if not fitting:
             continue
-        stage = min(fitting, key=lambda one: (counts[one] + coming[one], _draw(other, one)))
-        coming[stage] += 1
-        if coming[stage] >= most[stage]:
-            free.remove(stage)
+        part = min(fitting, key=lambda one: (counts[one] + coming[one], draws[one]))
+        coming[part] += 1
+        if coming[part] >= most[part]:
+            free.remove(part)
     return coming
 
 
-def _open_to(counts: Mapping[int, int], places: Places) -> list[int]:
-    """The stages among which a peer may choose: those that are lost come before all others."""
-    fitting = [stage for stage in counts if stage_part(stage) not in places.unfit] or list(counts)
-    lost = [stage for stage in fitting if stage_part(stage) in places.lost]
-    return lost or [stage for stage in fitting if stage_part(stage) not in places.barred] or fitting
+def _open_to(counts: Mapping[PartName, int], places: Places) -> list[PartName]:
+    """The parts among which a peer may choose: those that are lost come before all others."""
+    fitting = [part for part in counts if part not in places.unfit] or list(counts)
+    lost = [part for part in fitting if part in places.lost]
+    return lost or [part for part in fitting if part not in places.barred] or fitting
 
 
 def _on_their_way(count: int) -> str:
     return f", and {count} on the way" if count else ""
 
 
-def _draw(peer: str, stage: int) -> bytes:
-    return hashlib.sha256(f"{peer}|{stage}".encode()).digest()
+def _draws(peer: str, parts: Iterable[PartName]) -> dict[PartName, bytes]:
+    return {part: hashlib.sha256(f"{peer}|{number}".encode()).digest() for number, part in enumerate(parts)}
 
 
 # --- the first roster -----------------------------------------------------------------------------------------------
@@ -171,17 +165,18 @@ class Candidate(Message):
     unfit: tuple[Annotated[int, Field(ge=0, lt=512)], ...] = ()
     credential: Credential | None = None
 
-    def fitting(self, stages: int) -> list[int]:
-        """Return the stages that it can hold; all of them where it says of each that it cannot."""
-        return [stage for stage in range(stages) if stage not in self.unfit] or list(range(stages))
+    def fitting(self, parts: Sequence[PartName]) -> list[PartName]:
+        """Return those that it can hold of the parts of stages; all of them where it says of each that it cannot."""
+        cannot = host_parts(parts, self.unfit)
+        return [part for part in parts if part not in cannot] or list(parts)
 
 
 def assign_stages(
-    candidates: Iterable[Candidate], stages: int, *, private_ends: bool, homes: Mapping[str, str] | None = None
+    candidates: Iterable[Candidate], parts: Iterable[PartName], homes: Mapping[str, str] | None = None
 ) -> tuple[Roster, dict[PeerId, str]]:
-    """Give every stage host a stage that its memory holds: wishes first, then the stage with the fewest replicas, of
-    several one that nobody on its machine has, lower stages first. Who can hold few stages comes first, so that who can
-    hold more is left for the others.
+    """Give every stage host one of the model's ``parts`` that its memory holds: wishes first, then the stage with the
+    fewest replicas, of several one that nobody on its machine has, lower stages first. Who can hold few stages comes
+    first, so that who can hold more is left for the others. Trainers hold the ends, where these are a part.
 
     Returns the roster and a reason per peer. A wish is not heard when the stage does not exist or does not fit, or when
     granting it would leave too few hosts to hold every stage. Raises Refused when there are fewer hosts than stages,
@@ -189,10 +184,12 @@ def assign_stages(
     With ``homes``, the organisation of each peer, where microbatches stay in it, each organisation's hosts are placed
     by themselves, and one that has a trainer must hold every stage.
     """
+    parts = tuple(parts)
+    stages, ends = host_parts(parts), ENDS if ENDS in parts else None
     ordered = sorted(candidates, key=lambda candidate: candidate.peer)
     hosts = [candidate for candidate in ordered if candidate.role == "stage"]
-    if len(hosts) < stages:
-        raise Refused(f"{len(hosts)} stage hosts cannot hold {stages} stages")
+    if len(hosts) < len(stages):
+        raise Refused(f"{len(hosts)} stage hosts cannot hold {len(stages)} stages")
     machines = machines_of({PeerId(candidate.peer): candidate.beside for candidate in ordered})
     if homes is None:
         places, reasons = _best(hosts, stages, machines)
@@ -200,27 +197,30 @@ def assign_stages(
         places, reasons = _by_home(hosts, stages, machines, homes)
         feeding = {homes.get(candidate.peer) for candidate in ordered if candidate.role == "trainer"} - {None, ""}
         held = {home: {places[host.peer] for host in hosts if homes.get(host.peer) == home} for home in feeding}
-        if all(len(stages_held) < stages for stages_held in held.values()):
-            raise Refused(f"no organisation has a trainer and a host of each of {stages} stages")
-    if lacking := [stage for stage in range(stages) if stage not in places.values()]:
-        raise Refused(f"no stage host is left with the memory for stage {lacking[0]}")
-    return Roster(_member(candidate, places, private_ends) for candidate in ordered), reasons
+        if all(len(stages_held) < len(stages) for stages_held in held.values()):
+            raise Refused(f"no organisation has a trainer and a host of each of {len(stages)} stages")
+    if lacking := [part for part in stages if part not in places.values()]:
+        raise Refused(f"no stage host is left with the memory for {lacking[0]}")
+    return Roster(_member(candidate, places, ends) for candidate in ordered), reasons
 
 
 def _best(
-    hosts: Sequence[Candidate], stages: int, machines: Mapping[PeerId, PeerId]
-) -> tuple[dict[str, int], dict[PeerId, str]]:
+    hosts: Sequence[Candidate], stages: Sequence[PartName], machines: Mapping[PeerId, PeerId]
+) -> tuple[dict[str, PartName], dict[PeerId, str]]:
     """As :func:`_placed`, with wishes unless they cost a stage."""
     places, reasons = _placed(hosts, stages, machines, wishes=True)
-    if len(set(places.values())) < stages:  # a wish took away who alone can hold another stage
+    if len(set(places.values())) < len(stages):  # a wish took away who alone can hold another stage
         places, reasons = _placed(hosts, stages, machines, wishes=False)
     return places, reasons
 
 
 def _by_home(
-    hosts: Sequence[Candidate], stages: int, machines: Mapping[PeerId, PeerId], homes: Mapping[str, str]
-) -> tuple[dict[str, int], dict[PeerId, str]]:
-    places, reasons = dict[str, int](), dict[PeerId, str]()
+    hosts: Sequence[Candidate],
+    stages: Sequence[PartName],
+    machines: Mapping[PeerId, PeerId],
+    homes: Mapping[str, str],
+) -> tuple[dict[str, PartName], dict[PeerId, str]]:
+    places, reasons = dict[str, PartName](), dict[PeerId, str]()
     for home in sorted({homes.get(host.peer, "") for host in hosts}):
         own = [host for host in hosts if homes.get(host.peer, "") == home]
         placed, why = _best(own, stages, machines)
@@ -230,39 +230,39 @@ def _by_home(
 
 
 def _placed(
-    hosts: Sequence[Candidate], stages: int, machines: Mapping[PeerId, PeerId], *, wishes: bool
-) -> tuple[dict[str, int], dict[PeerId, str]]:
-    """The stage of each host, and why."""
-    replicas, fits = dict.fromkeys(range(stages), 0), {host.peer: host.fitting(stages) for host in hosts}
-    places: dict[str, int] = {}
-    beside: Counter[tuple[PeerId, int]] = Counter()  # (machine, stage): how many of the stage it has
+    hosts: Sequence[Candidate], stages: Sequence[PartName], machines: Mapping[PeerId, PeerId], *, wishes: bool
+) -> tuple[dict[str, PartName], dict[PeerId, str]]:
+    """The part of each host, and why."""
+    replicas, fits = dict.fromkeys(stages, 0), {host.peer: host.fitting(stages) for host in hosts}
+    places, reasons = dict[str, PartName](), dict[PeerId, str]()
+    beside: Counter[tuple[PeerId, PartName]] = Counter()  # (machine, part): how many of the part it has
 
-    reasons: dict[PeerId, str] = {}
+    def place(host: Candidate, part: PartName, reason: str) -> None:
+        places[host.peer], reasons[PeerId(host.peer)] = part, reason
+        replicas[part] += 1
+        beside[machines[PeerId(host.peer)], part] += 1
+
     for host in hosts if wishes else ():
         unplaced = len(hosts) - len(places) - 1
-        empty = sum(not count for stage, count in replicas.items() if stage != host.stage)
-        if host.stage is not None and host.stage in fits[host.peer] and unplaced >= empty:
-            places[host.peer] = host.stage
-            replicas[host.stage] += 1
-            beside[machines[PeerId(host.peer)], host.stage] += 1
-            reasons[PeerId(host.peer)] = "asked for"
+        for wish in host_parts(fits[host.peer], () if host.stage is None else (host.stage,))[:1]:
+            if unplaced >= sum(not count for part, count in replicas.items() if part != wish):
+                place(host, wish, "asked for")
     for host in sorted(hosts, key=lambda host: len(fits[host.peer])):
         if host.peer not in places:
             machine = machines[PeerId(host.peer)]
-            stage = min(fits[host.peer], key=lambda s: (replicas[s], beside[machine, s], s))
-            of_those = " of those that fit" if len(fits[host.peer]) < stages else ""
-            reasons[PeerId(host.peer)] = f"fewest replicas{of_those} ({replicas[stage]})"
-            places[host.peer] = stage
-            replicas[stage] += 1
-            beside[machine, stage] += 1
+            part = min(fits[host.peer], key=lambda one: (replicas[one], beside[machine, one]))
+            of_those = " of those that fit" if len(fits[host.peer]) < len(stages) else ""
+            place(host, part, f"fewest replicas{of_those} ({replicas[part]})")
     return places, reasons
 
 
-def without_memory(candidates: Iterable[Candidate], stages: int, homes: Mapping[str, str] | None = None) -> str:
+def without_memory(
+    candidates: Iterable[Candidate], parts: Iterable[PartName], homes: Mapping[str, str] | None = None
+) -> str:
     """Return why these, as many as it takes, cannot hold all stages; "" when they can. ``homes``: see
     :func:`assign_stages`."""
     try:
-        assign_stages(candidates, stages, private_ends=False, homes=homes)
+        assign_stages(candidates, parts, homes)
     except Refused as refused:
         return refused.reason
     return ""
@@ -272,10 +272,6 @@ COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside", "
 """What a candidate says of itself that the roster says, too."""
 
 
-def _member(candidate: Candidate, places: Mapping[str, int], private_ends: bool) -> Member:
-    part: str | None = None
-    if candidate.role == "stage":
-        part = stage_part(places[candidate.peer])
-    elif candidate.role == "trainer" and private_ends:
-        part = ENDS
+def _member(candidate: Candidate, places: Mapping[str, PartName], ends: PartName | None) -> Member:
+    part = ends if candidate.role == "trainer" else places.get(candidate.peer)
     return Member(part=part, **{name: getattr(candidate, name) for name in COMMON})

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
+from swarm.columns import columns
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.slowness import Barred, Slow, dismissed
 from swarm.errors import Advice, Ending, RunEnded
@@ -142,8 +143,7 @@ class Roster:
         for member in self.members:
             if member.role == "stage" and member.part is not None and member.peer not in out:
                 held.setdefault(self.borders.home(member.peer), set()).add(member.part)
-        stages = len(self.stages())
-        return {home for home, parts in held.items() if home and len(parts) == stages}
+        return {home for home, parts in held.items() if home and len(parts) == len(self._columns)}
 
     def feeding(self, out: Container[str] = ()) -> tuple[PeerId, ...]:
         """Return the trainers whose microbatches count without those that are ``out``: who is there, and has a way."""
@@ -204,10 +204,27 @@ class Roster:
         """Return on how many machines a part is held: so many deaths lose it."""
         return len({self.machines[peer] for peer in self.replicas(part)})
 
-    def stages(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Replicas of every stage, in the order of the stages."""
-        names = [part for part in self.parts if part != ENDS]
-        return tuple(self.replicas(stage_part(stage)) for stage in range(len(names)))
+    @cached_property
+    def hosts(self) -> tuple[PeerId, ...]:
+        """The replicas of all stages, part by part."""
+        return tuple(peer for part in self.parts if part != ENDS for peer in self.replicas(part))
+
+    @cached_property
+    def _columns(self) -> tuple[tuple[PeerId, ...], ...]:
+        return tuple(tuple(peer for part in parts for peer in self.replicas(part)) for parts in columns(self.parts))
+
+    def columns(self, out: Container[str] = (), near: str | None = None) -> tuple[tuple[PeerId, ...], ...]:
+        """Return who may stand in each column of a route, without those that are ``out``; of a trainer's, who is
+        ``near`` it."""
+        borders = self.borders if near is not None else OPEN
+        return tuple(
+            tuple(peer for peer in replicas if peer not in out and borders.near(near or "", peer))
+            for replicas in self._columns
+        )
+
+    def column(self, number: int) -> tuple[PeerId, ...]:
+        """Return who may stand in a column; nobody in one that there is not."""
+        return self._columns[number] if number < len(self._columns) else ()
 
     def succession(self, step: int) -> tuple[PeerId, ...]:
         """The order in which peers lead a step: its leader first, then who takes over.
@@ -255,9 +272,9 @@ def lacking(roster: Roster, lost: Collection[str]) -> tuple[tuple[str, PartName]
     where microbatches stay in it."""
     homes = {roster.borders.home(trainer): trainer for trainer in roster.trainers}
     return tuple(
-        (home, stage_part(stage))
+        (home, stage_part(column))
         for home, trainer in sorted(homes.items())
-        for stage, replicas in enumerate(roster.borders.within(trainer, roster.stages()))
+        for column, replicas in enumerate(roster.columns(near=trainer))
         if home and all(peer in lost for peer in replicas)
     )
 

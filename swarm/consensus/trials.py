@@ -26,13 +26,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median_high, median_low
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import Field
 
+from swarm.columns import Routed, held
 from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import FORGET, Suspension, doubled
-from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_of
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.schema import Count, Message, PartField
 
 WHOLE_WORD = 10_000
@@ -58,18 +59,6 @@ FIRST_REST, MOST_DOUBLINGS = 256, 6
 UNSURE, MAX_AWAY = 2.0, 64
 """Who leaves while it is below nothing by so many standard errors is remembered as well, and goes on from there when it
 is back: else it would leave each time before it is judged. So many of those that are away, who were there last."""
-
-
-class FedRow(Protocol):
-    """A committed microbatch, as far as it matters here."""
-
-    @property
-    def microbatch(self) -> MicrobatchId:
-        """Return what it is."""
-
-    @property
-    def route(self) -> tuple[str, ...]:
-        """Return which replica of each stage holds its gradient."""
 
 
 class Tally(Message):
@@ -143,23 +132,22 @@ Known = Mapping[str, Trial]
 """By trainer; who is not in it has not been judged."""
 
 
-def judged(committed: Sequence[FedRow], replica: str, stage: int | None) -> tuple[PeerId, ...]:
+def judged(committed: Sequence[Routed], replica: str, part: PartName) -> tuple[PeerId, ...]:
     """Return the trainers of whom a replica of a stage has to say something, in the order in which it does; nobody for
     one of the ends, which holds a single one's."""
-    if stage is None:
+    if part == ENDS:
         return ()
-    return tuple(sorted({PeerId(one.microbatch.trainer) for one in committed if one.route[stage] == replica}))
+    return tuple(sorted({PeerId(one.microbatch.trainer) for one, by in held(committed, part) if by == replica}))
 
 
 def checked_words(
-    roster: Roster, committed: Sequence[FedRow], said: Mapping[str, tuple[int, ...]]
+    roster: Roster, committed: Sequence[Routed], said: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """Return the words that can be: of replicas of stages, of all trainers that each has to judge, if enough."""
     found: dict[str, tuple[int, ...]] = {}
     for by, words in sorted(said.items()):
-        part = roster[by].part if by in roster else None
-        stage = None if part is None else stage_of(PartName(part))
-        if stage is not None and len(words) >= FEWEST_TRAINERS and len(words) == len(judged(committed, by, stage)):
+        whom = judged(committed, by, PartName(roster[by].part or ENDS)) if by in roster else ()
+        if len(words) == len(whom) >= FEWEST_TRAINERS:
             found[by] = tuple(words)
     return found
 
@@ -180,7 +168,7 @@ def failed(known: Known, step: int) -> dict[PeerId, Trial]:
 
 
 def following(
-    known: Known, step: int, roster: Roster, committed: Sequence[FedRow], said: Mapping[str, tuple[int, ...]]
+    known: Known, step: int, roster: Roster, committed: Sequence[Routed], said: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Trial]:
     """Return what the record of a step says.
 
@@ -223,15 +211,14 @@ def _most_pull_together(one: Trial, others: Sequence[Trial]) -> bool:
 
 
 def _samples(
-    roster: Roster, committed: Sequence[FedRow], said: Mapping[str, tuple[int, ...]]
+    roster: Roster, committed: Sequence[Routed], said: Mapping[str, tuple[int, ...]]
 ) -> dict[str, dict[PartName, tuple[int, list[int]]]]:
     """Return by trainer and stage how many of its microbatches are judged, and the words, each cut off."""
     usual = median_low([abs(word) for words in said.values() for word in words if word] or [1])
     found: dict[str, dict[PartName, tuple[int, list[int]]]] = defaultdict(dict)
     for by, words in sorted(said.items()):
         part = PartName(roster[by].part or ENDS)
-        stage = stage_of(part)
-        counts = Counter(one.microbatch.trainer for one in committed if stage is not None and one.route[stage] == by)
+        counts = Counter(one.microbatch.trainer for one, holder in held(committed, part) if holder == by)
         for trainer, word in zip(sorted(counts), words, strict=True):
             if word:
                 count, cuts = found[trainer].get(part, (0, []))

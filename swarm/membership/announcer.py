@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Literal
 
+from swarm.columns import held_columns
 from swarm.errors import Ending, PeerError, RunEnded
-from swarm.ids import stage_of
 from swarm.membership.memory import unfit_parts
 from swarm.membership.part_memory import MORE_MEMORY
 from swarm.membership.run import RunContext
@@ -81,7 +81,7 @@ class Announcer:
         if settings.role != "stage":
             return
         unfit = await asyncio.to_thread(unfit_parts, self._around, settings.role, settings.stage)
-        self._unfit = tuple(stage for stage in map(stage_of, unfit) if stage is not None)
+        self._unfit = held_columns(unfit)
         asked = 1 if settings.stage is not None else self._around.manifest.split.stages
         if len(unfit) >= asked:
             none = "no stage fits: " if settings.stage is None else ""

@@ -198,9 +198,9 @@ class Founder:
     def _enough(self, found: Sequence[Candidate]) -> tuple[bool, str]:
         """Return whether the run can start with these, and what it waits for. Where they are enough, and have the
         memory for some stages only, or no vote, one more is let in."""
-        start, stages = self._around.manifest.run.start_when, self._around.manifest.split.stages
+        start, parts = self._around.manifest.run.start_when, self._around.manifest.split.parts
         complete, reason = enough(found, start.stage_hosts, start.trainers)
-        problem = without_memory(found, stages, self._origin.homes(found)) or self._without_vote(found)
+        problem = without_memory(found, parts, self._origin.homes(found)) or self._without_vote(found)
         if complete and problem:
             self._room.make_room("stage", sum(candidate.role == "stage" for candidate in found))
             return False, f"{reason}, but {problem}"
@@ -218,9 +218,7 @@ class Founder:
         """Raises RunEnded where one replica of each part is to reduce for the others, and nobody can call one."""
         manifest = self._around.manifest
         if manifest.averaging.strategy == "server":
-            private = manifest.split.ends == "private"
-            homes, stages = self._origin.homes(candidates), manifest.split.stages
-            roster, _ = assign_stages(candidates, stages, private_ends=private, homes=homes)
+            roster, _ = assign_stages(candidates, manifest.split.parts, self._origin.homes(candidates))
             if problem := without_server(roster, self._around.how_to_join):
                 raise RunEnded(f"the run cannot start: {problem}", Ending.UNREACHABLE)
 

@@ -180,11 +180,9 @@ async def found(
     decided, since all signatures come to us and only we announce. Returns the record and why each stage host got its
     stage. Raises RunEnded, naming who did not accept, when patience ends, our own PeerError.
     """
-    stages = sum(part.startswith("stage-") for part in origin.digests)
     began, term = patience.clock.monotonic(), 0
     while True:
-        private, homes = "ends" in origin.digests, origin.homes(candidates)
-        roster, reasons = assign_stages(candidates, stages, private_ends=private, homes=homes)
+        roster, reasons = assign_stages(candidates, origin.digests, origin.homes(candidates))
         issuers = (origin.admissions or origin.rules.first()).issuers  # who need none
         shown = [one.credential for one in candidates if one.credential is not None and one.peer not in issuers]
         proposal = Propose(record=founding_record(run, roster, origin, shown), term=term, credentials=tuple(shown))

@@ -18,7 +18,7 @@ from swarm.averaging.strategies import STRATEGIES
 from swarm.consensus.records import MAX_PACE_US, CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.events import Event, EventSink, Mixed
-from swarm.ids import MicrobatchId, PeerId, StepWork, stage_of
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.membership.roles import PeerContext, Role, StageRole, TrainerRole
 from swarm.membership.rules import reach_of
 from swarm.membership.run import RunContext
@@ -73,8 +73,8 @@ class RoleManager:
             source = self._around.source
             assert source is not None  # noqa: S101 - opened before the run was entered
             return TrainerRole(self._around, part, roster, source, self._settings.max_in_flight)
-        if part is not None and (stage := stage_of(part.spec.name)) is not None:
-            return StageRole(self._around, part, stage, roster)
+        if part is not None:
+            return StageRole(self._around, part, roster)
         return None
 
     async def run(self) -> None:

@@ -13,9 +13,10 @@ from typing import get_args
 
 from torch import Tensor
 
+from swarm.columns import host_parts
 from swarm.consensus.copies import copies_of
 from swarm.device import allocated_memory, resident_memory
-from swarm.ids import ENDS, PartName, stage_part
+from swarm.ids import ENDS, PartName
 from swarm.membership.copying import Copies
 from swarm.membership.holding import RoleManager
 from swarm.membership.observer_service import ObserverService
@@ -131,11 +132,11 @@ def lacking_to_move(around: MemoryContext, held: TrainedPart, name: PartName, of
 def unfit_parts(around: MemoryContext, role: str, stage: int | None) -> dict[PartName, str]:
     """Return the parts that a peer of this role might take (``stage``: this one alone) and whose training its memory
     does not hold, each with the reason. Blocking: some milliseconds a part."""
-    split, parts = around.manifest.split, list[PartName]()
-    if role == "trainer" and split.ends == "private":
-        parts = [ENDS]
-    elif role == "stage":
-        parts = [stage_part(one) for one in range(split.stages) if stage in (None, one)]
+    parts: Iterable[PartName] = ()
+    if role == "stage":
+        parts = host_parts(around.manifest.split.parts, None if stage is None else (stage,))
+    elif role == "trainer":
+        parts = set(around.manifest.split.parts) & {ENDS}
     reasons = {part: lacking_memory(around, part) for part in parts}
     return {part: reason for part, reason in reasons.items() if reason}
 

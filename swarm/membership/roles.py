@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
+from swarm.columns import held_columns
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.faults import HopFault, auditors
@@ -144,13 +145,14 @@ def open_bounds(manifest: Manifest, bounds: Bounds, part: TrainedPart, record: C
 
 def _participants(roster: Roster) -> Participants:
     unfed = set(roster.trainers).difference(roster.fed(roster.trainers))
-    return Participants.of(roster.trainers, roster.stages(), roster.borders, unfed)
+    return Participants.of(roster.trainers, roster.columns(), roster.borders, unfed)
 
 
 class StageRole:
     """Hosts one replica of a stage."""
 
-    def __init__(self, around: PeerContext, part: TrainedPart, stage: int, roster: Roster) -> None:
+    def __init__(self, around: PeerContext, part: TrainedPart, roster: Roster) -> None:
+        (stage,) = held_columns((part.spec.name,))
         manifest, specs = around.manifest, around.boundary(stage, stage + 1)
         self.part, self._manifest, self._specs, most = part, manifest, specs, journeys_of_a_trainer(specs)
         self._memory = GraphMemory(around, part, around.activation_checkpointing, journeys=most)
@@ -161,6 +163,7 @@ class StageRole:
         settings = StageSettings(
             run=manifest.run_id,
             seed=manifest.run.seed,
+            part=part.spec.name,
             stage=stage,
             stages=manifest.split.stages,
             specs=specs,
@@ -215,7 +218,7 @@ class TrainerRole:
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or journeys_of_a_trainer(specs))
         self.expected_graphs = (at_once if graph else 0, graph)
-        stages = roster.borders.within(self._peer, roster.stages())
+        stages = roster.columns(near=self._peer)
         self._wiring = Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed)
         ends = None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device)
         self._bounds = None if ends is None else ends.bounds
@@ -281,7 +284,7 @@ class TrainerRole:
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         if self._peer in roster.unfed:
             trainers = self._manifest.step_microbatches + 1  # so that it feeds nothing early
-        stages = roster.borders.within(self._peer, roster.stages())
+        stages = roster.columns(near=self._peer)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, stages, trainers, cursor, follows, roster.since)
         if self._held_out is not None:

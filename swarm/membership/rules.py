@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from swarm.columns import host_parts
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.admissions import AdmissionPolicy
@@ -132,7 +133,7 @@ def move_rules(manifest: Manifest) -> MoveRules:
     """Return what the manifest says of moving between stages."""
     return MoveRules(
         on=manifest.rebalance.moves,
-        stages=manifest.split.stages,
+        parts=host_parts(manifest.split.parts),
         copies=manifest.run.copies,
         steps=manifest.run.steps,
         codecs=codec_rules(manifest),
@@ -186,8 +187,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         target=target,
         max_share=batch.max_share,
         max_tokens=batch.microbatch_size * manifest.model.context,
-        stages=stages,
-        parts=tuple(spec.name for spec in family_of(manifest.model).parts(manifest.split)),
+        parts=manifest.split.parts,
         max_members=record_room(target, stages, MAX_BODY_BYTES, closed=manifest.admission.closed),
         reproducible=manifest.run.reproducible,
         optimizer=manifest.optimizer,

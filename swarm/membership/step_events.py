@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from swarm.columns import held
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Member, Roster, lost_parts, owner
 from swarm.device import device_name
@@ -24,7 +25,7 @@ from swarm.events import (
     StepGivenUp,
     SumLeftOut,
 )
-from swarm.ids import PartName, PeerId, distinct_names, stage_of
+from swarm.ids import PartName, PeerId, distinct_names
 from swarm.membership.rules import spec_of
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import DeviceUse, PartTurnout
@@ -176,10 +177,7 @@ class StepEvents:
         if before[me].part is None:
             return
         name = PartName(before[me].part or "")
-        if (stage := stage_of(name)) is None:
-            counted = sum(one.microbatch.trainer == me for one in record.committed)
-        else:
-            counted = sum(one.route[stage] == me for one in record.committed)
+        counted = sum(holder == me for _, holder in held(record.committed, name))
         rate, peak = counted * self._microbatch_flops(name) / max(seconds, 1e-9), self._peak()
         mfu = rate / peak if peak else None
         self._situation.device_use = DeviceUse(flops_per_s=rate, mfu=mfu)

@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from swarm.clock import Clock
+from swarm.columns import host_parts
 from swarm.consensus.placement import Places, choose_place
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, can_be_called
 from swarm.errors import Advice, Ending, PeerError, Refused, RunEnded, Unadmitted
-from swarm.ids import ENDS, PartName, PeerId, stage_part
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.membership.announcer import only_calls
 from swarm.membership.contact import AWAY_S, GOES_ON, LONGEST_PAUSE_S, ask_standing, not_admitted
 from swarm.membership.memory import unfit_parts
@@ -144,19 +145,18 @@ class Survey:
     async def choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Choose what this peer holds when it joins after the record ``head``, and say so in an event; of a part that
         is ``lost`` see :meth:`lost`. Raises RunEnded when the run has no such place, or none that fits."""
-        split, settings, me = self._around.manifest.split, self._run.settings, self._endpoint.peer
+        parts, settings, me = self._around.manifest.split.parts, self._run.settings, self._endpoint.peer
         free = settings.role == "stage" and settings.stage is None
         leaving, arriving = await asyncio.gather(self._leaving(head.members), self._arriving()) if free else ((), {})
         home = self._home(head.members, me, self._around.credential)
         arriving = {p: one for p, one in arriving.items() if self._home(head.members, p, one.credential) == home}
         unfit = await asyncio.to_thread(unfit_parts, self._around, settings.role, settings.stage)
         places = Places(
-            stages=split.stages,
-            private_ends=split.ends == "private",
+            parts=parts,
             lost={*lost, *(part for at, part in self._lacking if at == home)},
             leaving=leaving,
-            arriving={peer: _heads_for(record) for peer, record in arriving.items()},
-            cannot={peer: numbers_in(record.unfit) for peer, record in arriving.items()},
+            arriving={peer: _heads_for(record, parts) for peer, record in arriving.items()},
+            cannot={peer: host_parts(parts, numbers_in(record.unfit)) for peer, record in arriving.items()},
             barred=self._barred(head.members),
             beside=head.members.parts_beside(me, settings.beside),
             unfit=unfit,
@@ -226,8 +226,8 @@ class Survey:
         return standing
 
 
-def _heads_for(record: PeerRecord) -> PartName | None:
-    """The part that a waiting peer has chosen, else the one of its wish."""
+def _heads_for(record: PeerRecord, parts: Sequence[PartName]) -> PartName | None:
+    """The part that a waiting peer has chosen, else one of its wish."""
     if record.part is not None:
         return PartName(record.part)
-    return None if record.stage is None else stage_part(record.stage)
+    return None if record.stage is None else next(iter(host_parts(parts, (record.stage,))), None)

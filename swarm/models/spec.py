@@ -10,8 +10,9 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
+from swarm.columns import stage_parts
 from swarm.errors import ConfigError
-from swarm.ids import ENDS, PartName, stage_part
+from swarm.ids import ENDS, PartName
 from swarm.schema import Section
 
 DType = Literal["float32", "bfloat16"]
@@ -61,6 +62,12 @@ class SplitConfig(Section):
     """Whom microbatches pass: ``any`` host, or those of the trainer's ``organisation`` alone, as invites name it."""
 
     @property
+    def parts(self) -> tuple[PartName, ...]:
+        """All parts: the stages in order, and last, when they are private, the ends."""
+        stages = stage_parts(self.stages)
+        return stages if self.ends == "hosted" else (*stages, ENDS)
+
+    @property
     def own_routes(self) -> bool:
         """Return whether microbatches stay in the organisation of their trainer."""
         return self.routes == "organisation"
@@ -99,19 +106,19 @@ def token_spec(microbatch_size: int, sequence: int) -> TensorSpec:
 
 
 def split_layers(layers: int, split: SplitConfig) -> tuple[PartSpec, ...]:
-    """All parts of a model with so many layers: the stages in order, and last, when ends are private, ``ends``.
+    """All parts of a model with so many layers, in the order of :attr:`SplitConfig.parts`.
 
     Raises ConfigError when the layers do not fit the stages.
     """
     hosted, parts, first = split.ends == "hosted", [], 0
-    for stage, count in enumerate(_layers_per_stage(layers, split)):
+    for name, count in zip(split.parts, _layers_per_stage(layers, split), strict=False):
         parts.append(
             PartSpec(
-                name=stage_part(stage),
+                name=name,
                 first_layer=first,
                 last_layer=first + count,
-                embedding=hosted and stage == 0,
-                head=hosted and stage == split.stages - 1,
+                embedding=hosted and first == 0,
+                head=hosted and first + count == layers,
             )
         )
         first += count
@@ -120,13 +127,18 @@ def split_layers(layers: int, split: SplitConfig) -> tuple[PartSpec, ...]:
     return tuple(parts)
 
 
+def even_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the sizes of stages that are as alike as they go, the larger ones first."""
+    each, more = divmod(layers, stages)
+    return (each + 1,) * more + (each,) * (stages - more)
+
+
 def _layers_per_stage(layers: int, split: SplitConfig) -> tuple[int, ...]:
     if split.stages > layers:
         raise ConfigError(
             "split.stages", split.stages, f"at most model.layers = {layers}", "Use fewer stages or more layers."
         )
-    even, more = divmod(layers, split.stages)
-    counts = split.layers_per_stage or tuple(even + (stage < more) for stage in range(split.stages))
+    counts = split.layers_per_stage or even_stages(layers, split.stages)
     if len(counts) != split.stages or sum(counts) != layers:
         raise ConfigError(
             "split.layers_per_stage",

@@ -26,6 +26,7 @@ from swarm.optim.update import (
     Vectors,
     check_mean,
     single,
+    stay,
     stepped,
 )
 
@@ -88,12 +89,7 @@ def _step(lr: float, momentum: float, clip: float, old: Vectors, sources: Vector
     torch.add(ahead, delta, out=ahead)
     torch.mul(ahead, lr, out=ahead)
     torch.sub(old[0], ahead, out=anchor)
-    _stay(old[2:], (), new[2:])
-
-
-def _stay(old: Vectors, sources: Vectors, new: Vectors) -> None:
-    for before, after in zip(old, new, strict=True):
-        after.copy_(before)
+    stay(old[2:], (), new[2:])
 
 
 # --- fragments (pure) ------------------------------------------------------------------------------------------------
@@ -151,8 +147,8 @@ class Outer:
         part = self.averaged(layout, numbers.step)
         check_mean(mean, tuple(vector[part] for vector in state))
         runs = (
-            ElementRun(0, part.start, _stay),
+            ElementRun(0, part.start, stay),
             ElementRun(part.start, part.stop, self.nesterov.element_step(numbers.clip)),
-            ElementRun(part.stop, layout.elements, _stay),
+            ElementRun(part.stop, layout.elements, stay),
         )
         return StepPlan((mean,), tuple(run for run in runs if run.start < run.stop), part.start)

@@ -43,7 +43,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.optim.accumulate import AccumulatorDType, OpenSums
 from swarm.optim.clipping import Lengths
-from swarm.optim.update import StepNumbers, StepPlan, Update, Vectors, hashes_after, take_step
+from swarm.optim.update import ElementRun, StepNumbers, StepPlan, Update, Vectors, hashes_after, stay, take_step
 from swarm.planning.costs import MemoryKind
 from swarm.state.snapshot import Snapshot, root_of
 
@@ -193,13 +193,16 @@ class PartState:
         """Compute what the state after ``step`` will be; returns its digest, which the close record names.
 
         ``mean`` is what the replicas agreed on, float32 on CPU, of what :meth:`averaged` says, the same bits on every
-        one; it is kept, and must stay as it is, until the swap. Preparing again replaces what was prepared. Raises
-        BugError when ``step`` is not the one after :attr:`step`. Cost: a step of the optimizer and a hash of the state.
+        one; it is kept, and must stay as it is, until the swap. Where it is nothing but zeros nobody fed the part, and
+        the state stays. Preparing again replaces what was prepared. Raises BugError when ``step`` is not the one after
+        :attr:`step`. Cost: a step of the optimizer and a hash of the state.
         """
         if step != self.step + 1:
             raise BugError(f"prepare of step {step} on a part at step {self.step}")
         numbers, state = StepNumbers(step=step, lr=lr, clip=clip), self._installed()
         self._plan = self._update.plan(state, mean, self.layout, numbers, self._device)
+        if not bool(mean.any()):
+            self._plan = StepPlan((mean,), (ElementRun(0, self.layout.elements, stay),))
         return root_of(self.spec.name, self.layout, hashes_after(self._plan, state))
 
     def swap(self) -> None:

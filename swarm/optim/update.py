@@ -125,6 +125,12 @@ def take_step(plan: StepPlan, state: Vectors, after: Vectors) -> None:
     _share(-(-len(state[0]) // CHUNK_ELEMENTS), make)
 
 
+def stay(old: Vectors, sources: Vectors, new: Vectors) -> None:
+    """Leave the state as it is: an :data:`ElementStep`."""
+    for before, after in zip(old, new, strict=True):
+        after.copy_(before)
+
+
 def hashes_after(plan: StepPlan, state: Vectors) -> bytes:
     """Return the hashes of all chunks of the state after a step (:func:`swarm.state.snapshot.hashes_of`) on CPU, of
     which one chunk a thread exists at a time; ``state`` stays as it is."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
+from swarm.columns import replaced, standing_at
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation
 from swarm.ids import JourneyKey, MicrobatchId, PeerId, StepWork
@@ -51,7 +52,7 @@ class Errand:
 
     def through(self, peer: PeerId, hop: int) -> Errand:
         """Return the same where ``peer`` did the stage ``hop``: its neighbours give to who is named there."""
-        return replace(self, route=(*self.route[:hop], peer, *self.route[hop + 1 :]))
+        return replace(self, route=replaced(self.route, hop, peer))
 
     def across(self, hop: int, what: What) -> Across:
         """Return the way of a stage's output, or of its input's gradient, to the stage ``hop``."""
@@ -183,8 +184,7 @@ class Recalls:
         return payload
 
     def _keep_gradient(self, state: MicrobatchState, payload: Payload, sealed: Sealed, errand: Errand) -> None:
-        trainer = errand.work.microbatch.trainer
-        sender = trainer if self._settings.last else errand.route[self._settings.stage + 1]
+        sender = standing_at(errand.route, self._settings.stage + 1, errand.work.microbatch.trainer)
         state.fetched_gradient(payload, sender, sealed)
         self._table.retention.hold(state)
 
@@ -200,8 +200,7 @@ class Recalls:
         return payload
 
     async def _fetch(self, errand: Errand, hop: int, what: TrainerWhat) -> tuple[Payload, Sealed]:
-        trainer = errand.work.microbatch.trainer
-        peer = errand.route[hop] if 0 <= hop < self._settings.stages else trainer
+        peer = standing_at(errand.route, hop, errand.work.microbatch.trainer)
         key = (errand.work, errand.after, what, peer)
         fetched: tuple[Payload, Sealed] = await self._once(key, lambda: self._ask_or_miss(peer, errand, hop, what))
         return fetched

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import ContributionReplayed, ContributionReversed
-from swarm.ids import PeerId, StepWork, stage_part
+from swarm.ids import PeerId, StepWork
 from swarm.phases import complete
 from swarm.pipeline.messages import ATTEND, ProbeRequest
 from swarm.pipeline.recall import Errand, Missing, Recalls
@@ -126,7 +126,7 @@ class StageSettling:
         self._follow_up(state.work)
 
     def _reversed(self, state: MicrobatchState) -> None:
-        part = stage_part(self._settings.stage)
+        part = self._settings.part
         self._context.events.emit(ContributionReversed(part=part, **state.work._asdict()))
 
     async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
@@ -156,7 +156,7 @@ class StageSettling:
         if not state.dropped:
             self._table.retention.hold(state)
         if new:
-            part = stage_part(self._settings.stage)
+            part = self._settings.part
             self._context.events.emit(ContributionReplayed(part=part, **state.work._asdict()))
 
     async def _living(self, route: tuple[PeerId, ...]) -> tuple[PeerId, ...]:

@@ -102,6 +102,10 @@ class Wiring:
         """The replicas of a stage, those on probation included."""
         return tuple(self._stages[stage])
 
+    def has_way(self, out: Collection[PeerId]) -> bool:
+        """Return whether every stage has a replica that is not ``out``."""
+        return all(known.keys() - out for known in self._stages)
+
     def add(self, stage: int, peer: PeerId) -> None:
         """A replica appeared. It starts level with the least busy one, so that it is not flooded."""
         known = self._stages[stage]

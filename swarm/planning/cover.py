@@ -75,8 +75,8 @@ def _cover(case: CoverCase, pace: float) -> PartLayout | None:
     for trainers in _enough(case, stages, 0, pace, 1):
         sizes = {size: _enough(case, 0, size, pace, sum(trainers)) for size in range(1, layers - stages + 2)}
         states: States = {0: {_minus(case.everybody, trainers): ((), ())}}
-        for stage in range(stages):
-            states = _one_more(states, sizes, layers - (stages - stage - 1))
+        for others in reversed(range(stages)):
+            states = _one_more(states, sizes, layers - others)
         for lengths, places in states.get(layers, {}).values():
             return PartLayout(stages=lengths, places=(*places, trainers), rows=case.rows, recompute=case.again)
     return None

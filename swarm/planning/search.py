@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from swarm.models.spec import even_stages
 from swarm.planning.cover import CoverCase, fastest_cover
 from swarm.planning.predict import StepForecast, lacking, part_memory, predict, replica_seconds
 from swarm.planning.workload import PartLayout, PeerClass, Workload
@@ -125,12 +126,6 @@ def _order(one: StepForecast) -> tuple[int, float, int]:
 
 
 # --- dealing peers out -----------------------------------------------------------------------------------------------
-
-
-def even_stages(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the sizes of stages that are as alike as they go, the larger ones first."""
-    each, more = divmod(layers, stages)
-    return tuple(each + (at < more) for at in range(stages))
 
 
 class CutChoice(NamedTuple):

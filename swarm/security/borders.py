@@ -6,11 +6,10 @@ every holder of a grant (:class:`~swarm.consensus.admissions.Admissions`). So al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from swarm.errors import Refused
-from swarm.ids import PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,6 @@ class Borders:
             return
         if (abroad := next((other for other in others if not self.near(peer, other)), None)) is not None:
             raise Refused(f"{abroad} is not of the organisation of {peer}, which microbatches do not leave")
-
-    def within(self, peer: str, stages: Sequence[Sequence[PeerId]]) -> tuple[tuple[PeerId, ...], ...]:
-        """Return who of each stage is near a peer."""
-        return tuple(tuple(other for other in replicas if self.near(peer, other)) for replicas in stages)
 
 
 OPEN = Borders()

@@ -162,12 +162,6 @@ class HopSizes:
         return 0.0 if self._hosted and boundary in (0, self.stages) else self._back
 
 
-def stage_sizes(layers: int, stages: int) -> tuple[int, ...]:
-    """Cut so many layers into so many stages, of which the first have one more where they cannot be equal."""
-    each, more = divmod(layers, stages)
-    return tuple(each + (number < more) for number in range(stages))
-
-
 def quantile(values: Sequence[float], share: float) -> float:
     """Return the value below which this share of them lies; NaN of none."""
     ordered = sorted(values)

@@ -16,12 +16,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from swarm.columns import stage_parts
 from swarm.consensus.changes import Admission, ChangeRules, Changes, Departure, OpenStepFacts, Reassign, RosterRules
 from swarm.consensus.copies import copy_duties
 from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
 from swarm.consensus.rebalance import NOTHING_MOVED, Balance, Move, RecentMoves, RuleName, plan
 from swarm.consensus.roster import Member, Roster, lost_parts
-from swarm.ids import PartName, PeerId, RunId, stage_part
+from swarm.ids import PartName, PeerId, RunId
 
 RUN, HASH, SIGNATURE = RunId("0" * 64), "0" * 64, bytes(64)
 """Stand for what nobody checks here."""
@@ -158,7 +159,7 @@ class Turnover:
 
     def __post_init__(self) -> None:
         case = self.case
-        self.parts = tuple(stage_part(stage) for stage in range(case.stages))
+        self.parts = stage_parts(case.stages)
         self._rules = ChangeRules(RosterRules(RUN, self.parts, 20_000), lambda peer, data, signature: True)
         self._rng = random.Random(f"flow {case.seed}")
         founders = [self._named(place) for place in range(case.places)]
@@ -168,7 +169,7 @@ class Turnover:
         ]
         names = ["T", *(f"T{number}" for number in range(1, case.trainers))]
         trainers = [Member(peer=name, role="trainer", name=name, part=None, addresses=()) for name in names]
-        self.roster = Roster([*assign_stages(candidates, case.stages, private_ends=False)[0].members, *trainers])
+        self.roster = Roster([*assign_stages(candidates, self.parts)[0].members, *trainers])
         self._copied = {
             (peer, part): 0.0 for part, peers in copy_duties(self.roster, case.copies).items() for peer in peers
         }
@@ -197,8 +198,7 @@ class Turnover:
             old = None
         peer = self._named(place)
         places = Places(
-            stages=self.case.stages,
-            private_ends=False,
+            parts=self.parts,
             lost=lost_parts(self.roster, self._gone),
             leaving=[one for one in self._noticed if one in self.roster],
             arriving={one: way.part for one, way in self._arriving.items()} if self.case.arrivals else {},

@@ -9,9 +9,19 @@ from collections.abc import Collection, Mapping
 
 from swarm.clock import moment
 from swarm.consensus.copies import copy_holders
-from swarm.consensus.roster import NO_PARTS, ROUTES, TRAINERS, HowToJoin, Roster, join_words, lost_parts, lost_replicas
+from swarm.consensus.roster import (
+    NO_PARTS,
+    ROUTES,
+    TRAINERS,
+    HowToJoin,
+    Roster,
+    join_words,
+    lacking,
+    lost_parts,
+    lost_replicas,
+)
 from swarm.errors import Advice
-from swarm.ids import ENDS, PartName, PeerId, stage_part
+from swarm.ids import ENDS, PartName, PeerId
 
 
 def awaited_majority(there: int, voters: int, needed: int, alone_at: float | None) -> str:
@@ -126,13 +136,12 @@ def awaited_near(roster: Roster, me: PeerId, gone: Collection[str], how: HowToJo
         return f"{none}; next: ask an issuer for an invite that names it, and join anew"
     if not any(borders.near(me, trainer) for trainer in roster.trainers):
         return ""
-    within = borders.within(me, roster.stages())
-    lacking = [stage_part(stage) for stage, replicas in enumerate(within) if all(peer in gone for peer in replicas)]
-    if not lacking:
+    wanted = [part for at, part in lacking(roster, gone) if at == home]
+    if not wanted:
         return ""
     return (
-        f"a host of {' and of '.join(lacking)} in {home}, whose trainers wait while others go on; next: {home} starts "
-        f"one ({how(lacking[0])}), with an invite that names {home}"
+        f"a host of {' and of '.join(wanted)} in {home}, whose trainers wait while others go on; next: {home} starts "
+        f"one ({how(wanted[0])}), with an invite that names {home}"
     )
 
 

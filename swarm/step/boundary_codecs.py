@@ -19,7 +19,7 @@ from swarm.compression.names import AUTO, exact_codec
 from swarm.compression.registry import codec_named
 from swarm.consensus.records import CloseRecord, CodecPair
 from swarm.consensus.roster import Roster
-from swarm.ids import PeerId, stage_part
+from swarm.ids import PeerId
 from swarm.models.spec import TensorSpec
 
 SMALLER = "int8h"
@@ -94,10 +94,9 @@ class CodecRules:
         if self.hosted:  # token ids come, which are small, and nothing comes back or leaves
             codecs[0] = codecs[-1] = (0, 0)
         found = {}
-        for stage in range(self.stages):
-            before, behind = codecs[stage], codecs[stage + 1]
+        for before, behind, replicas in zip(codecs, codecs[1:], record.members.columns(), strict=False):
             size = max(before[0] + behind[1], behind[0] + before[1])  # what comes in, and what goes out
-            for peer in record.members.replicas(stage_part(stage)):
+            for peer in replicas:
                 if rate := record.links.get(peer, (0, 0))[1]:
                     found[peer] = size / (FILLED_SHARE * rate)
         return found
@@ -136,7 +135,7 @@ class CodecRules:
         size, small = exact.wire_bytes(self.activation), codec_named(SMALLER).wire_bytes(self.activation)
         groups = self._groups(record.members)
         found: dict[int, LinkShare] = {}
-        for boundary in range(1, self.stages) if self.hosted else range(self.stages + 1):
+        for boundary in range(1, len(groups) - 1) if self.hosted else range(len(groups)):
             sides = []
             for group in (groups[boundary], groups[(boundary + 1) % len(groups)]):
                 rates = [rate for peer in group if (rate := record.links.get(peer, (0, 0))[1])]
@@ -150,7 +149,7 @@ class CodecRules:
 
     def _groups(self, roster: Roster) -> list[Sequence[PeerId]]:
         """The trainers, and the replicas of each stage: boundary n lies between the n-th of them and the next."""
-        return [roster.trainers, *(roster.replicas(stage_part(stage)) for stage in range(self.stages))]
+        return [roster.trainers, *roster.columns()]
 
     def _pace_s(self, record: CloseRecord) -> float | None:
         """Seconds in which the slowest stage computes a microbatch, with all its replicas; None where no stage has

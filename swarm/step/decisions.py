@@ -13,7 +13,7 @@ from swarm.consensus.records import CloseRecord, Contribution, GradientLengths, 
 from swarm.consensus.roster import Roster
 from swarm.consensus.trials import Trial
 from swarm.errors import OutOfSync
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import PartName, PeerId
 from swarm.optim.clipping import usual_lengths
 from swarm.schema import MAX_BYTES_PER_S
 from swarm.step.messages import Averaged
@@ -106,7 +106,7 @@ def guarded(
         if not sums or by not in roster or roster[PeerId(by)].part is None:
             continue
         part = PartName(roster[PeerId(by)].part or "")
-        most = weights(committed, roster.replicas(part), stage_of(part))
+        most = weights(committed, roster.replicas(part), part)
         if all(0 < tokens <= most.get(PeerId(peer), 0) for peer, tokens in sums.items()):
             found[by] = dict(sums)
     return found
@@ -268,10 +268,7 @@ def measured(before: CloseRecord, averaged: Mapping[PeerId, Averaged], following
 def paces(before: CloseRecord, averaged: Mapping[PeerId, Averaged], following: Roster) -> dict[str, int]:
     """Microseconds of a microbatch at each replica of a stage that has told, now or before."""
     said = {peer: one.pace_us for peer, one in averaged.items()}
-    stages = [part for part in following.parts if stage_of(part) is not None]
-    known = {
-        peer: said.get(peer, 0) or before.paces.get(peer, 0) for part in stages for peer in following.replicas(part)
-    }
+    known = {peer: said.get(peer, 0) or before.paces.get(peer, 0) for peer in following.hosts}
     return {str(peer): pace for peer, pace in known.items() if pace}
 
 

@@ -21,7 +21,7 @@ from swarm.consensus.ledger import weights
 from swarm.consensus.records import CloseRecord, Contribution, Late
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused, Violation
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import PartName, PeerId
 
 MULTIPLE = 4.0
 """So many times as long as arrivals usually differ is waited for the rest."""
@@ -56,8 +56,7 @@ class LateRules:
         Trainers may not: they sign their rows."""
         if self.quorum >= 1.0 or before.step + 1 >= self.last:
             return {}
-        hosts = [peer for part in roster.parts if stage_of(part) is not None for peer in roster.replicas(part)]
-        return {peer: times for peer in hosts if (times := missed(before, peer)) < self.may_miss}
+        return {peer: times for peer in roster.hosts if (times := missed(before, peer)) < self.may_miss}
 
     def check(self, roster: Roster, before: CloseRecord, live: Collection[str], late: Collection[str]) -> None:
         """Raises Violation for an attempt that leaves out as late whom no honest leader does."""
@@ -93,7 +92,7 @@ class LateRules:
         if not self.weighed:
             return 0
         part = PartName(roster[peer].part or "")
-        did = weights(committed, roster.replicas(part), stage_of(part))
+        did = weights(committed, roster.replicas(part), part)
         return owed_tokens(before).get(peer, 0) + did[peer]
 
 

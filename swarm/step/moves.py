@@ -17,17 +17,17 @@ from swarm.consensus.copies import copy_duties
 from swarm.consensus.rebalance import NO_RETURN_RECORDS, Balance, MovePlan, plan
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
-from swarm.ids import PartName, PeerId, stage_part
+from swarm.ids import PartName, PeerId
 from swarm.step.boundary_codecs import FIXED, CodecRules
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRules:
-    """Whether ``on``, and what the manifest says of it: so many ``stages``, of each so many ``copies``, the run's last
-    step, and of boundaries ``codecs``, which tell what links take."""
+    """Whether ``on``, and what the manifest says of it: the ``parts`` that hosts hold, of each so many ``copies``, the
+    run's last step, and of boundaries ``codecs``, which tell what links take."""
 
     on: bool = False
-    stages: int = 0
+    parts: tuple[PartName, ...] = ()
     copies: int = 0
     steps: int = 0
     codecs: CodecRules = FIXED
@@ -43,12 +43,12 @@ class MoveRules:
         step = before.step + 1
         if not self.on:
             return MovePlan()
-        roster, stages = before.members, [stage_part(stage) for stage in range(self.stages)]
-        held = {peer: part for part in stages for peer in roster.replicas(part)}
+        roster = before.members
+        held = {peer: part for part in self.parts for peer in roster.replicas(part)}
         joining = [join.member for join in changes.joins if join.member.role == "stage"]
         balance = Balance(
             step=step,
-            stages=stages,
+            stages=self.parts,
             held=held,
             joining={PeerId(member.peer): PartName(member.part or "") for member in joining},
             going={PeerId(peer) for peer in (*changes.absent, *(leave.peer for leave in changes.leaves))},
@@ -77,9 +77,9 @@ class MoveRules:
     def capacities(self, record: CloseRecord) -> tuple[float, ...]:
         """Return the microbatches a second that each stage can take by the record: the sum over those of its replicas
         that have told their pace, 0 where none has."""
-        parts = [stage_part(stage) for stage in range(self.stages)]
         return tuple(
-            sum(1 / each for each in self._seconds(record, record.members.replicas(part)).values()) for part in parts
+            sum(1 / each for each in self._seconds(record, record.members.replicas(part)).values())
+            for part in self.parts
         )
 
     def _seconds(self, record: CloseRecord, hosts: Iterable[PeerId]) -> Mapping[PeerId, float]:

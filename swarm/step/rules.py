@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from swarm.columns import stranger
 from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.changes import RosterRules
 from swarm.consensus.ledger import first_lease, fixed_quota, free_quota
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
 from swarm.errors import Refused, Violation
-from swarm.ids import PartName, PeerId, RunId, stage_part
+from swarm.ids import PartName, PeerId, RunId
 from swarm.optim.clipping import Clipping, clip_parts
 from swarm.optim.schedules import OptimizerConfig, learning_rate
 from swarm.step.boundary_codecs import FIXED, CodecRules
@@ -55,7 +56,6 @@ class StepRules:
     target: int
     max_share: float
     max_tokens: int
-    stages: int
     parts: tuple[PartName, ...]
     max_members: int
     reproducible: bool
@@ -131,12 +131,12 @@ class StepRules:
         if contribution.early and not self.early:
             raise Violation("early work in a run that feeds no step ahead")
         self.check_loss(contribution)
-        if len(contribution.route) != self.stages:
-            raise Violation(f"a route of {len(contribution.route)} replicas through {self.stages} stages")
-        for stage, replica in enumerate(contribution.route):
-            elsewhere = contribution.early and not settled
-            if not elsewhere and replica not in roster.replicas(stage_part(stage)):
-                raise Refused(f"{replica} is not a replica of stage {stage}")
+        there = roster.columns()
+        if len(contribution.route) != len(there):
+            raise Violation(f"a route of {len(contribution.route)} replicas through {len(there)} stages")
+        found = None if contribution.early and not settled else stranger(contribution.route, there)
+        if found is not None:
+            raise Refused(f"{found[1]} is not a replica of stage {found[0]}")
         roster.borders.check(trainer, contribution.route)
 
     def check_loss(self, contribution: Contribution) -> None:

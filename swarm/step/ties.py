@@ -16,7 +16,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.consensus.roster import Roster
 from swarm.errors import Violation
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.network.protocols import Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
 from swarm.step.decisions import Disagreement, alike
@@ -56,7 +56,7 @@ TIED = Rpc("step/1/tied", Tied, Empty)
 def check_tied(body: Tied, signing: ResultSigning, roster: Roster, gone: Collection[str], verify: Verify) -> None:
     """Raises Violation unless the part's replicas that are not ``gone`` were tied in two attempts."""
     part, replicas = PartName(body.part), roster.replicas(PartName(body.part))
-    if stage_of(part) is None:
+    if part == ENDS:
         raise Violation(f"nobody takes {part} over from a copy")
     attempts = [{(one.attempt, one.what, one.asked) for one in said} for said in (body.first, body.second)]
     if any(len(each) != 1 for each in attempts) or body.first[0].attempt == body.second[0].attempt:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from swarm.columns import held
 from swarm.consensus.ledger import weights
-from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import PartName, PeerId
 
 NO_WORK = "no microbatch this step"
 LATE = "late: what it learnt is averaged with its next contribution"
@@ -68,7 +69,7 @@ def far_sums(record: CloseRecord, before: Roster) -> Iterator[tuple[PartName, Pe
     one replica may lie."""
     for part in before.parts if record.guarded else ():
         replicas = before.replicas(part)
-        did = weights(record.committed, replicas, stage_of(part))
+        did = weights(record.committed, replicas, part)
         for peer, (tokens, by) in record.called_far.items():
             if peer in did and 2 * tokens > did[peer] and 2 * len(by) > len(replicas):
                 yield part, peer, tokens, by
@@ -91,7 +92,7 @@ def _turnout(
     lost = tuple(peer for peer in replicas if peer in gone and peer in absent)
     late = tuple(peer for peer in record.members.replicas(part) if peer not in before)
     there = () if record.void else tuple(peer for peer in replicas if peer not in absent and peer not in record.late)
-    holders = _holders(record.committed, stage_of(part))
+    holders = {holder for one, holder in held(record.committed, part) if one.tokens}
     averaged = tuple(peer for peer in there if peer in holders)
     why = {peer: f"lost: {gone[peer]}"[:REASON_CHARS] for peer in lost}
     for peer in replicas:
@@ -103,7 +104,7 @@ def _turnout(
     why |= dict.fromkeys(late, joined_late(record.step))
     why |= dict.fromkeys((peer for peer in there if peer not in averaged), NO_WORK)
     called = {peer: said for peer, said in record.called_far.items() if peer in averaged}
-    did = weights(record.committed, replicas, stage_of(part)) if called else {}
+    did = weights(record.committed, replicas, part) if called else {}
     for peer, (tokens, by) in called.items():
         names = ", ".join(before.names[one] if one in before else one for one in by)
         why[peer] = f"left out of the mean: {tokens} of {did[peer]} tokens, {FAR}, as {names} said"[:REASON_CHARS]
@@ -117,8 +118,3 @@ def _turnout(
         late=late,
         why=dict(list(why.items())[:MAX_TOLD]),
     )
-
-
-def _holders(committed: Sequence[Contribution], stage: int | None) -> set[str]:
-    """Return whose sum of a part is not nothing: at a stage the replicas of the routes, of the ends the trainers."""
-    return {one.microbatch.trainer if stage is None else one.route[stage] for one in committed if one.tokens}

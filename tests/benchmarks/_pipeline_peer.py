@@ -134,7 +134,7 @@ class Host:
         spec, snapshot = part_of(machine.size, stage)
         self._part = TrainedPart(spec, model_of(machine.size), AdamW(OptimizerConfig()))
         self._part.install(snapshot)
-        settings = StageSettings(run=RUN, stage=stage, stages=machine.size.blocks, specs=machine.specs)
+        settings = StageSettings(run=RUN, part=spec.name, stage=stage, stages=machine.size.blocks, specs=machine.specs)
         context = StageContext(
             endpoint=machine.endpoint,
             device=machine.device,

@@ -48,7 +48,6 @@ RULES = StepRules(
     target=6,
     max_share=0.7,
     max_tokens=32,
-    stages=2,
     parts=PARTS,
     max_members=32,
     reproducible=False,
@@ -189,7 +188,7 @@ class Books:
         book = self.services[self.leader].book
         if not book.full:
             raise Blocked
-        live = [self.here(replicas) for replicas in self.roster.stages()]
+        live = [self.here(replicas) for replicas in self.roster.columns()]
         committed = reassigned(self.run(book.wait_full()), live)
         RULES.check_committed(self.roster, committed)
         self._settle(committed, live)
@@ -219,8 +218,8 @@ class Books:
         """Everybody holds what is assigned to it; the weights of each stage are all tokens."""
         for stage, replicas in enumerate(live):
             for peer in replicas:
-                self.held[peer] = {work.microbatch for work in assigned(1, committed, peer, stage)}
-            shares = weights(committed, replicas, stage)
+                self.held[peer] = {work.microbatch for work in assigned(1, committed, peer, stage_part(stage))}
+            shares = weights(committed, replicas, stage_part(stage))
             assert sum(shares.values()) == sum(one.tokens for one in committed)
             assert sum(len(self.held[peer]) for peer in replicas) == len(committed)
 
@@ -254,14 +253,14 @@ class Books:
         for number, peer in enumerate(self.roster.trainers):
             if peer not in self.feeders:
                 remote = RemoteLeader(CallsOf(self, peer), self, self, lambda: 1.0, lambda *_: True)  # type: ignore[arg-type]
-                self.feeders[peer] = Feeder(peer, remote, Wiring(self.roster.stages(), seed=number))
+                self.feeders[peer] = Feeder(peer, remote, Wiring(self.roster.columns(), seed=number))
             self._open_feeder(self.feeders[peer])
 
     def _open_feeder(self, feeder: Feeder) -> None:
         feeder.under_way.clear()
         feeder.home.clear()
         feeder.taken.drop_before(self.open_step)
-        feeder.wiring.follow(self.roster.stages())
+        feeder.wiring.follow(self.roster.columns())
         feeder.position = self.head.cursors.get(feeder.me, (0, 0))[1]
 
     def close_loop(self) -> None:

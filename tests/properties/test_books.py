@@ -68,7 +68,7 @@ class BooksMachine(RuleBasedStateMachine):
                 self.now += 1.0
                 continue
             assert reason
-            assert chosen in self.books.here(self.books.roster.stages()[stage])
+            assert chosen in self.books.here(self.books.roster.columns()[stage])
             return chosen
 
     @rule(number=which, pick=which, detour=st.booleans())
@@ -80,7 +80,7 @@ class BooksMachine(RuleBasedStateMachine):
         microbatch = sorted(feeder.under_way)[pick % len(feeder.under_way)]
         route = feeder.under_way.pop(microbatch)
         for stage, peer in enumerate(route):
-            late = detour and len(self.books.here(self.books.roster.stages()[stage])) > 1
+            late = detour and len(self.books.here(self.books.roster.columns()[stage])) > 1
             if peer in self.books.gone or late:
                 feeder.wiring.fail(stage, peer, now=self.now)
                 route[stage] = self.choose(feeder, stage, (peer,))

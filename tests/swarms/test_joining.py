@@ -47,7 +47,7 @@ def test_several_that_join_at_once_spread_over_the_stages(tmp_path: Path, liars:
         await after_step(swarm, 1)
         hosts = [name for name in swarm.peers if name.startswith("host-") and part_of(swarm, name) == "stage-1"]
         leave(swarm.peers[hosts[0]])
-        await eventually(lambda: [len(held) for held in swarm.peers["bootstrap"].membership.roster.stages()] == [3, 1])
+        await eventually(lambda: [len(held) for held in swarm.peers["bootstrap"].membership.roster.columns()] == [3, 1])
         record = PeerRecord(role="stage", name="liar", part="stage-1", incarnation=1, status="waiting", step=0)
         key, expiry = key_name(swarm.manifest.run_id, PeerRecord), swarm.network.clock.wall() + MAX_TTL_S
         for number in range(liars):
@@ -56,7 +56,7 @@ def test_several_that_join_at_once_spread_over_the_stages(tmp_path: Path, liars:
         joiners = [await swarm.join(f"late-{number}", "stage", 300 + number) for number in range(4)]
         for joiner in joiners:
             await ready(joiner)
-        assert sum(len(held) for held in swarm.peers["bootstrap"].membership.roster.stages()) == 8
+        assert sum(len(held) for held in swarm.peers["bootstrap"].membership.roster.columns()) == 8
 
     run_world(beside(swarm, story()))
     assert lies == [True] * liars, "the fault did not fire"

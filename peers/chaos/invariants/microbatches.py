@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from peers.chaos.invariants.evidence import DROPPED, Evidence, Fact
 from peers.chaos.invariants.findings import Findings, Limits
+from swarm.columns import held
 from swarm.consensus.records import CloseRecord
-from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, StepWork, stage_part
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, StepWork
 
 HOLDING = ("Accumulated", "ContributionReplayed", "ContributionReversed")
 """Events that change what a replica's open step holds."""
@@ -202,10 +203,4 @@ def _assignments(
 
 
 def _assigned(record: CloseRecord, part: PartName, peer: str) -> set[StepWork]:
-    if part == ENDS:
-        return {one.work(record.step) for one in record.committed if one.microbatch.trainer == peer}
-    return {
-        one.work(record.step)
-        for one in record.committed
-        if any(replica == peer and stage_part(stage) == part for stage, replica in enumerate(one.route))
-    }
+    return {one.work(record.step) for one, holder in held(record.committed, part) if holder == peer}

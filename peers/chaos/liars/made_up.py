@@ -94,8 +94,8 @@ class Inventor:
         """Return a record like the one before, with digests that nobody has, and our signature under our own."""
         at, head = self._at, self._at.history.head
         roster, step = at.roster, at.open_step
-        places = [next(peer for peer in stage if peer not in absent) for stage in roster.stages()]
-        committed = tuple(one.model_copy(update={"route": tuple(places), "loss_sum": 0.0}) for one in head.committed)
+        route = tuple(replicas[0] for replicas in roster.columns(out=absent))
+        committed = tuple(one.model_copy(update={"route": route, "loss_sum": 0.0}) for one in head.committed)
         changes, rules = Changes(absent=absent), ChangeRules(at.rules.roster, verify)
         workers = {one.microbatch.trainer for one in committed}
         following = rules.apply(OpenStepFacts(step, roster, at.history.head_hash), changes)

@@ -112,18 +112,20 @@ class RoundPlan:
     """One round as all its members must see it; two members whose plans differ do not exchange anything.
 
     ``members`` are in rank order, the order of addition. ``weights`` are the ledger's token counts; a member of
-    weight 0 sends nothing and receives everything. ``shares`` say how much of the vector each member reduces
-    (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody
-    has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums. It ``gives`` their weighted
-    mean in float32, or their sum in ``dtype`` for another round to go on with. ``codec`` says how both travel: float32
-    as they are, whatever the type; int8 rounded to 8 bits, once, so that only ``direct`` will do. ``schedule`` is the
-    way that sums travel, for a ``reason`` in words. ``aligned`` cuts parts between chunks, so that groups of
-    other sizes name the same result by the same digest and norm. ``outgoing`` members call the others and are called by
-    nobody: they reduce nothing, and hear of each other from those they call. In a ``signed`` round all tell each other
-    what they hold before anybody returns; in others who uses the results compares them. In a ``guarded`` round a
-    sum that is far from the others' is left out of a chunk's mean. In a ``checked`` one each member computes this share
-    of others' means again (:mod:`swarm.averaging.allreduce.check`). ``timeout_s`` counts from the local start and need
-    not be the same everywhere.
+    weight 0 sends nothing and receives everything, and of a round that nobody fed nothing is exchanged. ``shares`` say
+    how much of the vector each member reduces (0 or absent: none); without any, the members with weight > 0 reduce
+    equal parts, so that an observer, whom nobody has reason to trust yet, computes nothing for others. ``dtype`` is
+    that of the sums. It ``gives`` their weighted mean in float32, or their sum in ``dtype`` for another round to go on
+    with. ``divide_by`` is what a mean divides the sum of all by where that is not Σ weights: microbatches may be in the
+    sums of several members. ``codec`` says how both travel: float32 as they are, whatever the type; int8 rounded to 8
+    bits, once, so that only ``direct`` will do. ``schedule`` is the way that sums travel, for a ``reason`` in words.
+    ``aligned`` cuts parts between chunks, so that groups of other sizes name the same result by the same digest and
+    norm. ``outgoing`` members call the others and are called by nobody: they reduce nothing, and hear of each other
+    from those they call. In a ``signed`` round all tell each other what they hold before anybody returns; in others who
+    uses the results compares them. In a ``guarded`` round a sum that is far from the others' is left out of a chunk's
+    mean. In a ``checked`` one each member computes this share of others' means again
+    (:mod:`swarm.averaging.allreduce.check`). ``timeout_s`` counts from the local start and need not be the same
+    everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
 
@@ -144,6 +146,7 @@ class RoundPlan:
     signed: bool = True
     guarded: bool = False
     checked: float = 0.0
+    divide_by: int = 0
 
     def __post_init__(self) -> None:
         self._check_members()
@@ -158,6 +161,8 @@ class RoundPlan:
             raise BugError(f"round {self.key}: what is left out has to be one member's, and owed to nobody")
         if self.checked and not (self.can_be_checked and self.signed and not several):
             raise BugError(f"round {self.key}: only means of a few members that call each other can be checked")
+        if self.divide_by and (self.divide_by < 0 or self.gives == "sum" or self.guarded):
+            raise BugError(f"round {self.key}: only a mean of all sums is divided by another number than their weights")
         if not self.signed and (self.schedule != "direct" or self.outgoing):
             raise BugError(f"round {self.key}: results that others pass on have to be signed")
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
@@ -166,8 +171,8 @@ class RoundPlan:
     def _check_members(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
             raise BugError(f"round {self.key}: members must be distinct and at least one")
-        if set(self.weights) != set(self.members) or min(self.weights.values()) < 0 or self.total_weight == 0:
-            raise BugError(f"round {self.key}: every member needs a weight of at least 0, and one of them more")
+        if set(self.weights) != set(self.members) or min(self.weights.values()) < 0:
+            raise BugError(f"round {self.key}: every member needs a weight of at least 0")
         if not set(self.shares) <= set(self.members) or any(share < 0 for share in self.shares.values()):
             raise BugError(f"round {self.key}: shares are at least 0 and belong to members")
         if self.shares and not sum(self.shares.values()):
@@ -189,7 +194,7 @@ class RoundPlan:
     @property
     def divisor(self) -> int:
         """The divisor of the sum of all sums."""
-        return self.total_weight if self.gives == "mean" else 1
+        return self.divide_by or self.total_weight if self.gives == "mean" else 1
 
     @property
     def result_dtype(self) -> WireType:
@@ -261,6 +266,7 @@ class RoundPlan:
             self.signed,
             *(["guarded"] if self.guarded else []),
             *([f"checked {self.checked}"] if self.checked else []),
+            *([f"divided by {self.divide_by}"] if self.divide_by else []),
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -110,7 +111,7 @@ def _plan(
         outgoing=group.outgoing,
         guarded=call.guarded,
     )
-    if group.reducers:
+    if group.reducers or not plan.contributors:
         return plan
     choice = choose(_situation(call, plan), _wanted(call, plan))
     # Who compares all results of the last round anyway need not wait until members have done so: unless they add up
@@ -173,7 +174,8 @@ async def average(
     Anyone who is done with a round before others is let in and waits for them; where one fails, those that wait for us
     in a later one are told. See :meth:`AllReduce.reduce`."""
     for plan in plans:
-        allreduce.expect(plan)
+        if plan.contributors:
+            allreduce.expect(plan)
     results: list[RoundResult] = []
     try:
         for plan in plans:
@@ -207,7 +209,22 @@ def _ends_at_s(plan: RoundPlan, plans: Sequence[RoundPlan]) -> float:
 async def _round(allreduce: AllReduce, plan: RoundPlan, vector: torch.Tensor | None, time_s: float) -> RoundResult:
     if time_s <= 0:
         raise RoundFailed(f"round {plan.key} had no time left: those before it took too long")
+    if not plan.contributors:
+        return _unfed(plan, vector)
     return await allreduce.reduce(replace(plan, timeout_s=time_s), vector)
+
+
+def _unfed(plan: RoundPlan, vector: torch.Tensor | None) -> RoundResult:
+    """What a round gives that nobody fed: all members know that, and nobody is asked. What was owed still is."""
+    return RoundResult(
+        tensor=torch.zeros(plan.elements, dtype=getattr(torch, plan.result_dtype)),
+        squared_norm=0.0,
+        digest=hashlib.sha256().hexdigest(),
+        contributors=(),
+        bytes_sent=0,
+        seconds=0.0,
+        left=vector if plan.feeds_back else None,
+    )
 
 
 def _done(plan: RoundPlan, result: RoundResult) -> RoundDone:

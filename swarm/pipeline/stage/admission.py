@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from swarm.clock import Clock
+from swarm.columns import passes, standing_at, stranger
 from swarm.device import Device
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.events import EventSink
-from swarm.ids import PeerId, RunId, StepWork
+from swarm.ids import PartName, PeerId, RunId, StepWork
 from swarm.network.protocols import Endpoint
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import StageCompute
@@ -28,15 +29,16 @@ MAX_EVALUATED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
-    """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
-    payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead,
-    ``max_fed`` bounds the microbatches of one trainer in a step, and the hops that are computed again for it.
-    ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes,
-    ``deferred_bytes`` that for gradients of weights that are computed when there is nothing else to do: 0 computes them
-    with the input's. ``seed`` is the run's; ``ahead`` says that the step after the open one may be fed early,
-    ``mixture`` that the model is one of experts."""
+    """One replica's ``part``, its place, which is that ``stage`` of a route through so many, and its limits.
+    ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and payloads held of the open step, of the
+    next one half as many; four times as many may send (hosted) targets ahead, ``max_fed`` bounds the microbatches of
+    one trainer in a step, and the hops that are computed again for it. ``retention_bytes`` is the budget for what is
+    retained of computed microbatches until their step closes, ``deferred_bytes`` that for gradients of weights that are
+    computed when there is nothing else to do: 0 computes them with the input's. ``seed`` is the run's; ``ahead`` says
+    that the step after the open one may be fed early, ``mixture`` that the model is one of experts."""
 
     run: RunId
+    part: PartName
     stage: int
     stages: int
     specs: BoundarySpecs
@@ -146,7 +148,7 @@ class AdmissionRules:
             raise Refused("it was begun anew since")
 
     def _place(self, body: JourneyMessage | Recall, route: tuple[str, ...]) -> None:
-        if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
+        if not passes(route, self._settings.stages, self._settings.stage, self._context.endpoint.peer):
             raise Refused("the route does not lead through this replica")
         self._opened(body, route)
 
@@ -168,17 +170,16 @@ class AdmissionRules:
         trainer, may_be_new = work.microbatch.trainer, work.version == self._table.step
         if trainer not in self.participants.trainers:
             raise Busy("not open yet") if may_be_new else Refused(f"{trainer} is not a trainer of this run")
-        stranger = next((p for p, known in zip(route, self.participants.stages, strict=True) if p not in known), None)
-        if stranger is not None:
-            reason = f"{stranger} does not hold the stage at which the route names it"
+        if (found := stranger(route, self.participants.stages)) is not None:
+            reason = f"{found[1]} does not hold the stage at which the route names it"
             raise Busy("not open yet") if may_be_new else Refused(reason)
         self.participants.borders.check(self._context.endpoint.peer, (trainer, *route))
 
     def _upstream(self, trainer: PeerId, route: tuple[str, ...]) -> str:
-        return trainer if self._settings.first else route[self._settings.stage - 1]
+        return standing_at(route, self._settings.stage - 1, trainer)
 
     def _downstream(self, trainer: PeerId, route: tuple[str, ...]) -> str:
-        return trainer if self._settings.last else route[self._settings.stage + 1]
+        return standing_at(route, self._settings.stage + 1, trainer)
 
     def _room(self, work: StepWork, known: MicrobatchState | None) -> float:
         """Until when there is a place for it. Raises Busy when it has none and all are taken by what may still go on.
@@ -359,9 +360,9 @@ class AdmissionRules:
         settings, route = self._settings, body.route
         if caller != body.microbatch.trainer:
             raise Refused("only its trainer has a hop computed again")
-        if body.hop != settings.stage or len(route) != settings.stages:
+        accused = standing_at(route, body.hop, caller)
+        if body.hop != settings.stage or not passes(route, settings.stages, body.hop, accused):
             raise Refused(f"this is stage {settings.stage} of {settings.stages}")
-        accused = PeerId(route[settings.stage])
         if accused == self._context.endpoint.peer:
             raise Refused("nobody judges what it did itself")
         self._opened(body, route)

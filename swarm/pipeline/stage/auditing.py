@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from swarm.columns import standing_at
 from swarm.errors import Busy, PeerError, Refused
 from swarm.ids import JourneyKey, PeerId, StepWork
 from swarm.models.dropout import dropout_seed
@@ -88,8 +89,8 @@ class Auditing:
         """``pipeline/1/audit``, after admission: compute the hop again before the ``deadline``, on the monotonic clock,
         and sign what was found. A trainer that is not ``alone`` has half of the places. Raises Busy, and Refused where
         it has more computed again in a step than it may feed."""
-        accused, content = PeerId(body.route[body.hop]), Content.from_wire(body.content)
         told, key, trainer = told_digest(body.content, body.seals), body.key, body.microbatch.trainer
+        accused, content = standing_at(body.route, body.hop, trainer), Content.from_wire(body.content)
         if self._after != key.after:
             self._after, self._said, self._begun = key.after, {}, Counter()
         if (known := self._said.get((key, accused, told))) is not None:
@@ -209,8 +210,7 @@ class Auditing:
         peer = claim.accused
         if hop != stage:
             errand = errand.through(self._context.endpoint.peer, stage)
-            inside = 0 <= hop < self._settings.stages
-            peer = errand.route[hop] if inside else errand.work.microbatch.trainer
+            peer = standing_at(errand.route, hop, errand.work.microbatch.trainer)
         payload, _ = await self._recalls.ask(peer, errand, hop, what)
         if await hash_of(payload) != hashed:
             raise Refused(f"{what} of stage {hop} with another hash than the receipt has", peer=peer)

@@ -8,7 +8,6 @@ import traceback
 from swarm.device import release_memory
 from swarm.errors import Busy, PeerError
 from swarm.events import GraphsDropped
-from swarm.ids import stage_part
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.table import MicrobatchTable
 
@@ -44,7 +43,7 @@ class MemoryRelief:
         traceback.clear_frames(error.__traceback__)
         dropped = self._drop_graphs()
         await self._context.device.run(release_memory, device)
-        part = stage_part(self._settings.stage)
+        part = self._settings.part
         event = GraphsDropped(step=self._table.step, part=part, device=str(device), graphs=dropped, reason=why)
         self._context.events.emit(event)
         logger.warning(

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from swarm.columns import standing_at
 from swarm.errors import PeerError, Refused
 from swarm.ids import JourneyKey, PeerId
 from swarm.network.protocols import Payload, RequestT, Rpc
@@ -52,14 +53,14 @@ class Sender:
         """The output, to the next stage or home. Under way, the microbatch may be sent along another route."""
         hashed = state.hashes.output = await hash_of(output)
         key, route, hop = state.key, state.route, self._settings.stage + 1
-        fields: dict[str, Any] = key._asdict()
+        target, fields = standing_at(route, hop, key.microbatch.trainer), key._asdict()
         seal = self._context.seals.seal(Across(key, hop, "forward"), hashed)
         try:
             if self._settings.last:
                 await self._home(key, OUTPUT, Output(**fields, seal=seal), output)
                 state.tensors.output = None
             else:
-                await self._send(route[hop], FORWARD, Forward(**fields, route=route, hop=hop, seal=seal), output)
+                await self._send(target, FORWARD, Forward(**fields, route=route, hop=hop, seal=seal), output)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "forward", error)
 
@@ -74,7 +75,7 @@ class Sender:
     async def send_gradient(self, state: MicrobatchState, gradient: Payload | None, hashed: bytes) -> None:
         """The input's gradient, with its hash, to the stage before or home; nothing where the input was token ids."""
         key, route, hop = state.key, state.route, self._settings.stage - 1
-        fields: dict[str, Any] = key._asdict()
+        target, fields = standing_at(route, hop, key.microbatch.trainer), key._asdict()
         if gradient is None:
             return
         seal = self._context.seals.seal(Across(key, hop, "backward"), hashed)
@@ -83,7 +84,7 @@ class Sender:
             return
         try:
             upstream = Backward(**fields, route=route, hop=hop, seal=seal)
-            await self._hand_back(route[hop], BACKWARD, upstream, gradient)
+            await self._hand_back(target, BACKWARD, upstream, gradient)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "backward", error)
 
@@ -175,12 +176,11 @@ class Sender:
         self, key: JourneyKey, route: tuple[PeerId, ...], hop: int, direction: Direction, error: PeerError
     ) -> None:
         """A hop can not be done. Says which attempt that was: another may be under way by now."""
-        peer = route[hop] if 0 <= hop < len(route) else key.microbatch.trainer
         blocked = Blocked(
             **key._asdict(),
             hop=max(0, min(hop, self._settings.stages - 1)),
             direction=direction,
-            peer=peer,
+            peer=standing_at(route, hop, key.microbatch.trainer),
             code=error.code,
             reason=error.reason[:400],
         )

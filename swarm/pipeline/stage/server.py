@@ -13,9 +13,10 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from swarm.columns import passes
 from swarm.errors import Busy, PeerError, Refused, WrongStep
 from swarm.events import RetentionDropped
-from swarm.ids import PeerId, StepWork, stage_part
+from swarm.ids import PeerId, StepWork
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.pipeline.activity import PipelineActivity
 from swarm.pipeline.messages import (
@@ -298,7 +299,7 @@ class StageServer:
         """Tell that what was retained of a microbatch was too much."""
         step, microbatch, _ = state.work
         reason = f"more than {self._settings.retention_bytes} bytes are retained in step {step}"
-        part = stage_part(self._settings.stage)
+        part = self._settings.part
         dropped = RetentionDropped(step=step, microbatch=microbatch, part=part, bytes_dropped=size, reason=reason)
         self._context.events.emit(dropped)
 
@@ -339,6 +340,6 @@ class StageServer:
         if step != self._table.step:
             raise WrongStep(f"step {step} is not open here, step {self._table.step} is")
         for work, route in assigned.items():
-            if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
+            if not passes(route, self._settings.stages, self._settings.stage, self._context.endpoint.peer):
                 raise Refused(f"the route of {work} does not lead through this replica")
         await settle(self._settling, step, assigned)

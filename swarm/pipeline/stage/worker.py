@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from swarm.device import is_out_of_memory
 from swarm.errors import BugError, PeerError, WrongStep
 from swarm.events import Accumulated, GradientsFarOut
-from swarm.ids import PeerId, stage_part
+from swarm.ids import PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload
 from swarm.phases import Phases, advance
@@ -199,7 +199,7 @@ class Worker:
     def _tell_of(self, state: MicrobatchState, sender: PeerId | None, times: float) -> None:
         """Tell of who sent gradients that are far too long: they were scaled down, and did no harm."""
         if sender is not None and times:
-            part = stage_part(self._settings.stage)
+            part = self._settings.part
             self._context.events.emit(GradientsFarOut(step=state.work.step, part=part, peer=sender, times=times))
 
     async def _add_weights(self, state: MicrobatchState) -> None:
@@ -260,7 +260,7 @@ class Worker:
 
     def _added(self, state: MicrobatchState) -> None:
         """Tell that a microbatch is in the sum."""
-        part = stage_part(self._settings.stage)
+        part = self._settings.part
         self._context.events.emit(Accumulated(part=part, **state.work._asdict()))
         self._table.retention.hold(state)
 

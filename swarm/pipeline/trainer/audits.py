@@ -15,6 +15,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from swarm.clock import Clock
+from swarm.columns import standing_at
 from swarm.errors import DeadlineMissed, PeerError, Unreachable, Violation
 from swarm.events import AuditOutcome
 from swarm.ids import JourneyKey, PeerId, RunId
@@ -47,7 +48,7 @@ class HopClaim(NamedTuple):
     @property
     def accused(self) -> PeerId:
         """Return whose it is."""
-        return self.route[self.hop]
+        return standing_at(self.route, self.hop, self.key.microbatch.trainer)
 
 
 @dataclass(frozen=True, slots=True)

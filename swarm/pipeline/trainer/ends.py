@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.columns import passes, standing_at
 from swarm.compression.dense import INT32
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation, WrongStep
 from swarm.ids import JourneyKey, MicrobatchId, PeerId, StepWork
@@ -101,7 +102,7 @@ class TrainerEnds:
         stages = self._context.stages
         at = 0 if body.what in ("output", "received") else stages - 1
         known = self._context.replicas.wiring.replicas(at)
-        if len(body.route) != stages or body.route[at] != caller or caller not in known:
+        if not passes(body.route, stages, at, caller) or caller not in known:
             raise Refused(f"{body.what} goes to stage {at} only")
         if (body.what == "targets") != (self._context.ends is None) and body.what != "output":
             raise Refused(f"there is no {body.what} to be had of this trainer")
@@ -158,19 +159,18 @@ class TrainerEnds:
     async def _recall(self, need: _Need, at: int, what: What) -> Payload:
         microbatch, within_s = need.kept.batch.id, NESTED_SHARE * need.within_s
         size = self._size(what, need.kept.work.step)
-        if len(need.route) != self._context.stages:
+        if not need.route:
             raise Refused(f"the {what} of {microbatch} was dropped, and its route is not known")
         where: dict[str, Any] = {"step": need.kept.work.step, "microbatch": microbatch, "after": need.kept.after}
         body = Recall(**where, route=need.route, hop=at, what=what)
+        peer = standing_at(need.route, at, microbatch.trainer)
 
         async def call() -> Payload:
-            _, payload = await self._context.endpoint.call(
-                need.route[at], RECALL, body, timeout_s=within_s, max_reply_bytes=size
-            )
+            _, payload = await self._context.endpoint.call(peer, RECALL, body, timeout_s=within_s, max_reply_bytes=size)
             return payload
 
         payload = await retry_while_busy(call, self._context.clock, within_s=within_s)
-        self.check_size(what, need.kept.work.step, memoryview(payload).nbytes, need.route[at])
+        self.check_size(what, need.kept.work.step, memoryview(payload).nbytes, peer)
         return payload
 
     def check_size(self, what: What, step: int, size: int, peer: PeerId) -> None:

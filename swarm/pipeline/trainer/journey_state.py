@@ -157,7 +157,7 @@ class JourneyState:
     def not_supplied(self, peer: PeerId, error: PeerError, now: float) -> list[Directive]:
         """The targets did not get there. Unless it is gone, the last stage will miss its deadline for that."""
         self._supplied.discard(peer)
-        if error.code == "unreachable" and peer == self.way.route[-1] and self.way.hops[-1].due is not None:
+        if error.code == "unreachable" and peer == self.way.hops[-1].replica and self.way.hops[-1].due is not None:
             self._lose(peer, error.reason, now)
         return self._decided()
 

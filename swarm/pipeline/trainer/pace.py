@@ -179,6 +179,11 @@ class ReplicaChoice:
         """The replicas of a stage that are there, as far as we see."""
         return set(self.wiring.replicas(stage)) - self._out()
 
+    def has_way(self) -> bool:
+        """Return whether every stage has a replica that is there, as far as we see. What is leased without would be
+        kept from those who may see more."""
+        return self.wiring.has_way(self._out())
+
     def follow(self, stages: Sequence[Sequence[PeerId]], since: Mapping[PeerId, int] | None = None) -> None:
         """Know exactly these replicas from now on; ``since`` when says who joined."""
         self.wiring.follow(stages)

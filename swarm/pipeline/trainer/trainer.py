@@ -288,7 +288,7 @@ class Trainer:
                 await first_done(changed.wait(), leader.wait_quota(step))
                 if changed.is_set():
                     continue
-            way = self._has_way()
+            way = self._context.replicas.has_way()
             # Also for nothing: a new leader waits to hear what was begun.
             wanted = self._owed(step) + max(0, room) if way else 0
             granted = await leader.lease(step, wanted)
@@ -333,7 +333,7 @@ class Trainer:
             while not again.done() and step >= self._window.step:
                 changed.clear()
                 left = self._quota[1] - len(self._issued.started(step + 1))
-                for _ in range(min(self._room(), left) if self._has_way() else 0):
+                for _ in range(min(self._room(), left) if self._context.replicas.has_way() else 0):
                     self._issue(step + 1, leader, early=True, leased=False)
                 waiting = asyncio.ensure_future(changed.wait())
                 try:
@@ -369,11 +369,6 @@ class Trainer:
         elif not row.begun:
             self._in_flight.begins(self._context.target, len(self._issued.started(step)))
             self._go_on(row, self._carry(row, leader))
-
-    def _has_way(self) -> bool:
-        """Return whether every stage has a replica that is there, as far as we see. What is leased without would be
-        kept from those who may see more."""
-        return all(self._context.replicas.present(stage) for stage in range(self._context.stages))
 
     def _go_on(self, row: IssuedMicrobatch, doing: Coroutine[Any, Any, None]) -> None:
         """Do something for a microbatch beside."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
 from swarm.events import ClosedWithout
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.step.blocked import awaited_majority
 from swarm.step.calls import Answers, LiveCalls
@@ -56,9 +56,8 @@ class Arrivals:
         asked_at = self._context.clock.monotonic()
         opened_at = self._context.opened_at()  # in whatever term: it is the step's share that is waited
         grace = grace_s(rules, head, asked_at - (opened_at if math.isfinite(opened_at) else self._began))
-        hosts = [peer for part in roster.parts if stage_of(part) is not None for peer in roster.replicas(part)]
         behind = self._behind()
-        asking = {peer: asyncio.create_task(self._arrived(peer)) for peer in hosts if peer not in out}
+        asking = {peer: asyncio.create_task(self._arrived(peer)) for peer in roster.hosts if peer not in out}
         try:
             while True:
                 now, verdict = self._context.clock.monotonic(), LateVerdict(None)
@@ -125,7 +124,7 @@ class Arrivals:
         behind: dict[PeerId, float] = {}
         share = rules.lateness.encoded
         for part in roster.parts:
-            if stage_of(part) is not None:
+            if part != ENDS:
                 behind |= handicaps(head, roster.replicas(part), rules.part_bytes.get(part, 0) * share)
         return behind
 

@@ -227,10 +227,9 @@ class StepClose:
         late = {peer: why for peer, why in self._asks.arrivals.late.items() if peer not in out}
         live = tuple(peer for peer in self.book.roster.peers if peer not in out and peer not in late)
         forfeits = tuple(peer for peer in self._asks.arrivals.forfeits if peer in live)
-        stages = [[peer for peer in replicas if peer not in out] for replicas in self.book.roster.stages()]
         counted = reassigned(
             committed,
-            stages,
+            self.book.roster.columns(out),
             computed_again=self._context.rules.inner_steps == 1,
             early=self.book.computes_early,
             borders=self.book.roster.borders,

@@ -150,12 +150,12 @@ class LeadService:
         self._rules.check_contribution(book.roster, contribution, settled=False)
         if contribution.early and book.early_void:
             raise Superseded("early work of this step counts no more: resume")
-        if len(body.receipts) != self._rules.stages:
+        if len(body.receipts) != len(contribution.route):
             raise Violation("receipts that do not name every stage", peer=caller)
         after = book.now.before if contribution.early else book.now.previous
         key = JourneyKey(body.step, contribution.microbatch, 0, after[:AFTER_CHARS])
         for stage, (replica, receipt) in enumerate(zip(contribution.route, body.receipts, strict=True)):
-            counts = self._hosted and stage == self._rules.stages - 1
+            counts = self._hosted and stage == len(body.receipts) - 1
             tokens = contribution.tokens if counts else 0
             signed = receipt_bytes(self._rules.run, key, stage, receipt.digest, tokens)
             if not self._verify(PeerId(replica), signed, receipt.signature):

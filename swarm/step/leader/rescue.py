@@ -22,7 +22,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import NO_PARTS, Roster, lost_parts, needed
 from swarm.errors import Advice, Busy, Ending, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.events import MoveDeclined
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.step.blocked import awaited_holders, awaited_return
 from swarm.step.calls import StepCalls, fell_silent
 from swarm.step.context import CloseContext
@@ -92,7 +92,7 @@ class Rescuing:
             return unsigned if len(unsigned) < len(found.digests) else []
         tied, lost = self._ties.second(self._term, found, asked, signed), self._lost
         holders = copy_holders(self._roster, found.part, self._context.copies)
-        if tied is not None and stage_of(found.part) is not None and any(peer not in lost for peer in holders):
+        if tied is not None and found.part != ENDS and any(peer not in lost for peer in holders):
             there = [peer for peer in self._roster.peers if peer not in lost]
             await self._batch.calls.gather(there, TIED, tied, timeout_s=self._context.timeout_s())
             self._policy.tie(found.digests, str(found)[:REASON_CHARS])

@@ -11,13 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple
 
+from swarm.columns import held
 from swarm.consensus.changes import Changes, with_work
 from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import Roster
 from swarm.consensus.trials import Trial, checked_words, following
 from swarm.errors import PeerError, Refused, Superseded, Violation
-from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
+from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.network.protocols import ReplyT
 from swarm.optim.clipping import Clipping
 from swarm.step.decisions import (
@@ -224,9 +225,8 @@ class AttemptNumbers:
         or what it weighs has changed. Raises Superseded when the term has no more: the next one is another's."""
         numbers = {}
         for part in self._roster.parts:
-            stage = stage_of(part)
             group = tuple(peer for peer in self._roster.replicas(part) if peer in live)
-            holds = tuple((c.microbatch, None if stage is None else c.route[stage]) for c in committed)
+            holds = tuple((one.microbatch, peer) for one, peer in held(committed, part))
             wanted = (group, holds, tuple(peer for peer in forfeits if peer in group))
             if self._under_way.get(part) != wanted:
                 if self._made[part] == ATTEMPTS_PER_TERM - 1:

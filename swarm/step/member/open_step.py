@@ -19,7 +19,7 @@ from swarm.consensus.roster import Member, Roster
 from swarm.consensus.trials import judged
 from swarm.device import Device
 from swarm.errors import PeerError, Refused, RoundFailed, Superseded
-from swarm.ids import MicrobatchId, PartName, PeerId, StepWork, stage_of
+from swarm.ids import MicrobatchId, PartName, PeerId, StepWork
 from swarm.step.lateness import weight
 from swarm.step.member.conduct import LeaderConduct
 from swarm.step.messages import Apply, Averaged, Reconcile
@@ -230,14 +230,14 @@ class Attempt:
         if held is None:
             return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor))
         name, part = held
-        expected, step = assigned(body.step, body.committed, self.me, stage_of(name)), body.step
+        expected, step = assigned(body.step, body.committed, self.me, name), body.step
         live = frozenset(body.live)
         group = [peer for peer in roster.replicas(name) if peer in live]
-        did = weights(body.committed, roster.replicas(name), stage_of(name))
+        did = weights(body.committed, roster.replicas(name), name)
         owed = {peer: late for peer, late in self.owed().items() if peer not in body.forfeits}
         shares = {peer: weight(did[peer], owed.get(peer)) for peer in group}
         try:
-            tokens, trainers = shares[self.me], judged(body.committed, self.me, stage_of(name))
+            tokens, trainers = shares[self.me], judged(body.committed, self.me, name)
 
             def contribution() -> tuple[torch.Tensor, tuple[int, ...]] | None:
                 found = part.contribution(step, expected.keys(), tokens)

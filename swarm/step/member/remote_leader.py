@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from swarm.clock import Clock
 from swarm.consensus.changes import Verify
 from swarm.consensus.faults import HopFault, check_fault
+from swarm.consensus.ledger import is_reassigned
 from swarm.consensus.records import Contribution, Quarantined, rows_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
@@ -167,14 +168,10 @@ class RemoteLeader:
         of those that are ``absent``, or hold that stage no more, may count for others: else a leader could have all of
         its stage's count for itself, and its sum would be the mean."""
         told = self._book.reports if step == self._book.step else {}
-        stages = [{*replicas}.difference(absent) for replicas in self._at.roster.stages()]
+        there = self._at.roster.columns(out=absent)
         for row in rows:
             known = told.get(row.microbatch)
-            if known is None:
-                return b""
-            ways = zip(stages, known[0].route, row.route, strict=True)
-            route = tuple(reported if reported in there else said for there, reported, said in ways)
-            if row != known[0].model_copy(update={"route": route}):
+            if known is None or not is_reassigned(known[0], row, there):
                 return b""
         return sign(rows_bytes(self._at.rules.run, step, self._at.history.head_hash, rows, absent))
 

@@ -20,7 +20,7 @@ from swarm.consensus.history import History
 from swarm.consensus.records import NO_RECORD
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Busy, Refused
-from swarm.ids import PartName, PeerId, RunId, stage_of
+from swarm.ids import ENDS, PartName, PeerId, RunId
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Count, DigestField, Message, PartField
 from swarm.step.member.member_service import MemberService
@@ -112,7 +112,7 @@ class RescueService:
 
     def _reassign(self, roster: Roster, part: PartName, step: int) -> Reassign | None:
         own = roster[self.me]
-        if own.role != "stage" or stage_of(part) is None:
+        if own.role != "stage" or part == ENDS:
             return None
         signature = self.sign(reassign_bytes(self.run, step, self.history.head_hash, self.me, part))
         return Reassign(step=step, peer=self.me, part=part, signature=signature)

@@ -13,6 +13,7 @@ from swarm.averaging.allreduce.allreduce_service import MAX_EXPECTED
 from swarm.averaging.allreduce.messages import CHUNK, ENTER, ReduceRequest, RoundMessage
 from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS
 from swarm.averaging.allreduce.plan import RoundPlan
+from swarm.averaging.schedules import SCHEDULES
 from swarm.errors import BugError, Busy, Refused
 from tests.harness.rigs.averaging import (
     Network,
@@ -51,6 +52,14 @@ async def test_reduce_with_an_observer_sends_nothing_of_it_and_gives_it_everythi
     outcomes = only_results(await play(network, plan, sums))
     assert torch.equal(outcomes[P1].tensor, right_mean(plan, sums))
     assert outcomes[P1].bytes_sent == network.endpoints[P1].payload_sent == 0
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+async def test_mean_of_microbatches_that_are_in_two_sums_each_is_divided_by_half_the_weights(schedule: str) -> None:
+    plan = make_plan([2, 4, 6], 60, divide_by=6, schedule=schedule)
+    sums = whole_numbers(plan)
+    outcomes = only_results(await play(Network(), plan, sums))
+    assert all(torch.equal(outcomes[peer].tensor, sum(sums.values()) / 6) for peer in (P0, P1, P2))
 
 
 async def test_reduce_with_float64_sums_is_rounded_once() -> None:

@@ -64,7 +64,9 @@ def test_plan_with_shares_follows_them() -> None:
         {"members": ()},
         {"members": names(2) + names(1)},
         {"weights": {PeerId("p0"): 1}},
-        {"weights": {PeerId("p0"): 0, PeerId("p1"): 0}},
+        {"divide_by": -1},
+        {"divide_by": 1, "gives": "sum"},
+        {"divide_by": 1, "guarded": True},
         {"weights": {PeerId("p0"): -1, PeerId("p1"): 2}},
         {"shares": {PeerId("p0"): 0}},
         {"shares": {PeerId("p7"): 1}},
@@ -87,6 +89,7 @@ def test_plan_digest_covers_all_but_the_time_out() -> None:
         make_plan([1, 2], 8, dtype="float64"),
         make_plan([1, 2], 8, codec="int8"),
         make_plan([1, 2], 8, chunk_elements=5),
+        make_plan([1, 2], 8, divide_by=2),
         make_plan([1, 2], 8, shares={PeerId("p0"): 2, PeerId("p1"): 1}),
         make_plan({PeerId("p1"): 2, PeerId("p0"): 1}, 8),
     ]

@@ -61,6 +61,22 @@ async def test_average_emits_what_it_did() -> None:
         assert event.bytes_sent == 40
 
 
+async def test_round_that_nobody_fed_gives_nothing_and_asks_nobody() -> None:
+    network, told = Network(), EventList()
+    services = await serve_members(network, (P0, P1))
+    idle = replace(CALL, weights={}, codec="int4h")
+    jobs = (average(services[p], plan_rounds(idle, STRATEGIES["everyone"], p), torch.ones(10), told) for p in (P0, P1))
+    results = await asyncio.gather(*jobs)
+    assert len({result.digest for result in results}) == 1
+    for result in results:
+        assert not result.tensor.any()
+        assert (result.contributors, result.squared_norm, result.bytes_sent) == ((), 0.0, 0)
+        assert result.left is not None
+        assert result.left.tolist() == [1.0] * 10, "what is owed still is"
+    assert not network.calls
+    assert [event.participating for event in told.events if isinstance(event, RoundDone)] == [0, 0]
+
+
 async def test_group_has_formed_a_round_trip_after_its_last_member_came() -> None:
     late_s = 3.0
     services = await serve_members(Network(slowest_s=0.02), (P0, P1))

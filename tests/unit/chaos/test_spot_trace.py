@@ -63,20 +63,20 @@ def test_trace_announces_its_share_and_never_removes_what_is_not_there() -> None
 
 def test_capacity_is_what_the_stage_with_the_fewest_takes_at_each_moment() -> None:
     lives = [
-        ReplicaPresence(0, 0.0, 10.0),
-        ReplicaPresence(0, 0.0, 10.0),
-        ReplicaPresence(1, 0.0, 10.0),
-        ReplicaPresence(1, 4.0, 6.0),
+        ReplicaPresence("stage-0", 0.0, 10.0),
+        ReplicaPresence("stage-0", 0.0, 10.0),
+        ReplicaPresence("stage-1", 0.0, 10.0),
+        ReplicaPresence("stage-1", 4.0, 6.0),
     ]
     assert capacity(iter(lives), 2, 3.0, 0.0, 10.0) == pytest.approx(3.0 * (10.0 + 2.0))
 
 
 def test_capacity_counts_nothing_outside_the_window_and_nothing_while_a_stage_has_nobody() -> None:
     lives = [
-        ReplicaPresence(0, -5.0, 20.0),
-        ReplicaPresence(1, -5.0, 3.0),
-        ReplicaPresence(1, 7.0, 30.0),
-        ReplicaPresence(1, 40.0, 50.0),
+        ReplicaPresence("stage-0", -5.0, 20.0),
+        ReplicaPresence("stage-1", -5.0, 3.0),
+        ReplicaPresence("stage-1", 7.0, 30.0),
+        ReplicaPresence("stage-1", 40.0, 50.0),
     ]
     assert capacity(lives, 2, 1.0, 0.0, 10.0) == pytest.approx(6.0)
     assert capacity([], 2, 1.0, 0.0, 10.0) == 0.0

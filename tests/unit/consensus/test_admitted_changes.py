@@ -18,7 +18,7 @@ from tests.harness.rigs.step import BEFORE, PARTS, RUN, SEVEN, STEP, admission, 
 from tests.harness.rigs.step import RULES as WORLD_RULES
 
 POLICY = AdmissionPolicy(RUN, AdmissionConfig(mode="token", issuers=("A1",)))
-RULES = replace(WORLD_RULES, steps=9, stages=2, parts=PARTS, max_members=9, admission=POLICY)
+RULES = replace(WORLD_RULES, steps=9, parts=PARTS, max_members=9, admission=POLICY)
 LOST = [PeerId("B1"), PeerId("B2")]
 SIGNED = {"A1": "0" * 128}
 

@@ -16,6 +16,7 @@ from swarm.consensus.roster import ROUTES, Member, Roster, lacking, lost_parts, 
 from swarm.consensus.slowness import Slow
 from swarm.errors import ConfigError, Refused
 from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
+from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.borders import Borders
 from swarm.step.blocked import awaited_holders, awaited_near
@@ -49,12 +50,12 @@ def done(trainer: str, *route: str, position: int = 0) -> Contribution:
 
 
 def rules() -> StepRules:
-    return StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, stages=2, parts=(), max_members=9,
+    return StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, parts=(), max_members=9,
                      reproducible=False, optimizer=OptimizerConfig())  # fmt: skip
 
 
 def computed_again(out: Sequence[str], *committed: Contribution) -> list[tuple[str, ...]]:
-    stages = [[peer for peer in replicas if peer not in out] for replicas in BOTH.stages()]
+    stages = BOTH.columns(out)
     return [one.route for one in reassigned(committed, stages, borders=BOTH.borders)]
 
 
@@ -80,7 +81,7 @@ def assigned(homes: dict[str, str], stages: int = 2) -> Roster:
         Candidate(peer=peer, role="trainer" if peer[0] == "t" else "stage", name=peer, stage=None, addresses=())
         for peer in homes
     ]
-    return assign_stages(candidates, stages, private_ends=True, homes=homes)[0]
+    return assign_stages(candidates, SplitConfig(stages=stages).parts, homes=homes)[0]
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -115,7 +116,7 @@ def test_trainers_of_an_organisation_that_lacks_a_stage_do_not_feed() -> None:
     assert lost_parts(BOTH, {"a1", "b0"}) == (ROUTES,)
     assert needed(BOTH, [ROUTES], {"a1", "b0", "stranger"}) == {"a1", "b0"}
     assert roster("a0", "a1", "at", "x").feeding({"at"}) == ()
-    assert "x" not in roster("x", "a0", "a1").borders.within("a0", roster("x", "a0", "a1").stages())[0]
+    assert "x" not in roster("x", "a0", "a1").columns(near="a0")[0]
 
 
 def test_slow_host_comes_back_at_once_where_its_organisation_lacks_its_part() -> None:
@@ -147,14 +148,15 @@ def test_joiner_is_told_where_its_organisation_lacks_a_replica() -> None:
     there = roster("a0", "a1", "at", "b0", "bt", "b1")
 
     def chosen(home: str | None, lost: tuple[str, ...] = ()) -> str | None:
-        places = Places(stages=2, private_ends=True, home=home, lost=lost)
+        places = Places(parts=SplitConfig(stages=2).parts, home=home, lost=lost)
         return choose_place(there, PeerId("new"), "stage", None, places)[0]
 
     thin = roster("a0", "a2", "at", "b0", "b1", "bt")
-    places = Places(stages=3, private_ends=True, home="b")
+    places = Places(parts=SplitConfig(stages=3).parts, home="b")
     assert choose_place(thin, PeerId("new"), "stage", None, places)[0] == "stage-2"
     assert (
-        choose_place(thin, PeerId("new"), "stage", None, Places(stages=3, private_ends=True, home="a"))[0] == "stage-1"
+        choose_place(thin, PeerId("new"), "stage", None, Places(parts=SplitConfig(stages=3).parts, home="a"))[0]
+        == "stage-1"
     )
     assert chosen("a", ("stage-1",)) == "stage-1"
     assert chosen(None) in ("stage-0", "stage-1")

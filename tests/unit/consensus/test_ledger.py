@@ -5,7 +5,7 @@ import pytest
 from swarm.consensus.ledger import Ledger, assigned, fixed_quota, free_quota, weights
 from swarm.consensus.records import Contribution
 from swarm.errors import Refused, WrongStep
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import ENDS, MicrobatchId, PeerId, stage_part
 
 ANN, BEN = PeerId("ann"), PeerId("ben")
 
@@ -88,16 +88,16 @@ def test_weights_add_up_to_the_same_tokens_for_every_part() -> None:
         contribution(BEN, 0, ("a1", "b1"), 6),
         contribution(BEN, 1, ("a0", "b1"), 5),
     ]
-    at_a = weights(committed, (PeerId("a0"), PeerId("a1")), 0)
-    at_b = weights(committed, (PeerId("b0"), PeerId("b1")), 1)
-    ends = weights(committed, (ANN, BEN), None)
+    at_a = weights(committed, (PeerId("a0"), PeerId("a1")), stage_part(0))
+    at_b = weights(committed, (PeerId("b0"), PeerId("b1")), stage_part(1))
+    ends = weights(committed, (ANN, BEN), ENDS)
     assert at_a == {"a0": 13, "a1": 6}
     assert at_b == {"b0": 0, "b1": 19}
     assert ends == {ANN: 8, BEN: 11}
     routes = {one.microbatch: one.route for one in committed}
     first, second, third = routes
     held = [{work.microbatch: route for work, route in assigned(1, committed, *about).items()} for about in (
-        (PeerId("a0"), 0), (BEN, None),
+        (PeerId("a0"), stage_part(0)), (BEN, ENDS),
     )]  # fmt: skip
     assert held[0] == {first: routes[first], third: routes[third]}
     assert held[1] == {second: routes[second], third: routes[third]}

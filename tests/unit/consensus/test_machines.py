@@ -12,7 +12,10 @@ from swarm.consensus.placement import Candidate, Places, assign_stages, choose_p
 from swarm.consensus.records import voters
 from swarm.consensus.roster import Member, Roster, machines_of, tail
 from swarm.ids import ENDS, PartName, PeerId, stage_part
+from swarm.models.spec import SplitConfig
 from swarm.schema import ID_TAIL
+
+TWO_STAGES = SplitConfig(stages=2).parts
 
 
 def peer(name: str) -> PeerId:
@@ -76,7 +79,7 @@ def test_part_is_spread_over_machines_not_peers() -> None:
 
 def test_who_joins_takes_a_stage_that_fits_before_one_that_is_lost() -> None:
     roster = Roster([member("a", FIRST), member("b", FIRST)])
-    places = partial(Places, stages=2, private_ends=True, lost=(SECOND,))
+    places = partial(Places, parts=TWO_STAGES, lost=(SECOND,))
     choose = partial(choose_place, roster, peer("c"), "stage")
     assert choose(None, places())[0] == SECOND
     assert choose(None, places(unfit=(SECOND,)))[0] == FIRST
@@ -90,7 +93,7 @@ def test_stages_of_one_machine_differ_where_they_may() -> None:
         return Candidate(peer=peer(name), role="stage", name=name, stage=None, addresses=(), beside=said)
 
     together = [candidate("a", "c"), candidate("b", ""), candidate("c", "a"), candidate("d", "")]
-    roster, _ = assign_stages(together, 2, private_ends=False)
+    roster, _ = assign_stages(together, SplitConfig(stages=2, ends="hosted").parts)
     assert roster[peer("a")].part != roster[peer("c")].part
     assert [len(roster.replicas(stage_part(stage))) for stage in (0, 1)] == [2, 2]
 
@@ -100,5 +103,5 @@ def test_who_joins_takes_of_equal_stages_one_that_its_machine_does_not_hold() ->
     beside = roster.parts_beside(peer("c"), (tail(peer("a")), tail(peer("b"))))
     assert beside == (FIRST,)  # b says nothing of c
     for name in "cdefg":
-        places = Places(stages=2, private_ends=True, beside=beside)
+        places = Places(parts=TWO_STAGES, beside=beside)
         assert choose_place(roster, peer(name), "stage", None, places)[0] == SECOND

@@ -12,7 +12,10 @@ from swarm.consensus.placement import MAX_FORESEEN, Candidate, Places, assign_st
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused
 from swarm.ids import PartName, PeerId, stage_of, stage_part
+from swarm.models.spec import SplitConfig
 from tests.harness.rigs.consensus import listed
+
+TWO_STAGES = SplitConfig(stages=2).parts
 
 
 def candidate(peer: str, role: str = "stage", stage: int | None = None) -> Candidate:
@@ -20,14 +23,14 @@ def candidate(peer: str, role: str = "stage", stage: int | None = None) -> Candi
 
 
 def test_assign_without_wishes_balances_the_stages() -> None:
-    roster, reasons = assign_stages([candidate(f"h{i}") for i in range(5)], 2, private_ends=True)
-    assert sorted(map(len, roster.stages())) == [2, 3]
+    roster, reasons = assign_stages([candidate(f"h{i}") for i in range(5)], TWO_STAGES)
+    assert sorted(map(len, roster.columns())) == [2, 3]
     assert all("fewest replicas" in reason for reason in reasons.values())
 
 
 def test_assign_hears_wishes_first_and_fills_the_gaps() -> None:
     hosts = [candidate("a", stage=1), candidate("b", stage=1), candidate("c"), candidate("d", stage=9)]
-    roster, reasons = assign_stages(hosts, 2, private_ends=True)
+    roster, reasons = assign_stages(hosts, TWO_STAGES)
     assert roster.replicas(stage_part(1)) == ("a", "b")
     assert roster.replicas(stage_part(0)) == ("c", "d")
     assert reasons[PeerId("a")] == "asked for"
@@ -41,7 +44,7 @@ def host(peer: str, *fits: int, of: int, stage: int | None = None) -> Candidate:
 def test_assign_leaves_large_stages_to_those_that_can_hold_them() -> None:
     for large in "abc":  # in whichever order they come
         hosts = [host(name, *((0, 1, 2) if name == large else (1, 2)), of=3) for name in "abc"]
-        roster, reasons = assign_stages(hosts, 3, private_ends=False)
+        roster, reasons = assign_stages(hosts, SplitConfig(stages=3, ends="hosted").parts)
         assert roster.replicas(stage_part(0)) == (large,)
         assert all(roster.replicas(stage_part(stage)) for stage in (1, 2))
         small = next(name for name in "abc" if name != large)
@@ -50,7 +53,7 @@ def test_assign_leaves_large_stages_to_those_that_can_hold_them() -> None:
 
 def test_assign_hears_no_wish_that_takes_the_last_place_of_another() -> None:
     hosts = [host("a", 0, 1, of=2, stage=1), host("b", 1, of=2, stage=0), host("c", 1, of=2)]
-    roster, reasons = assign_stages(hosts, 2, private_ends=False)
+    roster, reasons = assign_stages(hosts, SplitConfig(stages=2, ends="hosted").parts)
     assert roster.replicas(stage_part(0)) == ("a",), "it alone can hold it"
     assert roster.replicas(stage_part(1)) == ("b", "c")
     assert "asked for" not in reasons.values()
@@ -58,12 +61,12 @@ def test_assign_hears_no_wish_that_takes_the_last_place_of_another() -> None:
 
 def test_assign_says_for_which_stage_nobody_has_the_memory() -> None:
     hosts = [host("a", 1, of=2), host("b", 1, of=2)]
-    with pytest.raises(Refused, match="no stage host is left with the memory for stage 0"):
-        assign_stages(hosts, 2, private_ends=False)
-    assert without_memory(hosts, 2) == "no stage host is left with the memory for stage 0"
-    assert without_memory([*hosts, host("c", 0, 1, of=2)], 2) == ""
+    with pytest.raises(Refused, match="no stage host is left with the memory for stage-0"):
+        assign_stages(hosts, SplitConfig(stages=2, ends="hosted").parts)
+    assert without_memory(hosts, TWO_STAGES) == "no stage host is left with the memory for stage-0"
+    assert without_memory([*hosts, host("c", 0, 1, of=2)], TWO_STAGES) == ""
     nowhere = host("n", of=2)  # it says that it can hold none: it gets one, and refuses it itself
-    assert nowhere.fitting(2) == [0, 1]
+    assert nowhere.fitting(TWO_STAGES[:2]) == list(TWO_STAGES[:2])
 
 
 @given(st.lists(st.integers(min_value=1, max_value=4), min_size=4, max_size=12))
@@ -72,18 +75,18 @@ def test_assign_holds_every_stage_whenever_that_can_be(depths: list[int]) -> Non
     them can be held."""
     hosts = [host(f"h{number}", *range(depth), of=4) for number, depth in enumerate(depths)]
     possible = all(sum(depth > stage for depth in depths) >= 4 - stage for stage in range(4))
-    assert (without_memory(hosts, 4) == "") is possible
+    assert (without_memory(hosts, SplitConfig(stages=4).parts) == "") is possible
     if possible:
-        roster, _ = assign_stages(hosts, 4, private_ends=False)
-        for stage, held in enumerate(roster.stages()):
+        roster, _ = assign_stages(hosts, SplitConfig(stages=4, ends="hosted").parts)
+        for stage, held in enumerate(roster.columns()):
             assert held
             assert all(depths[int(peer[1:])] > stage for peer in held)
 
 
 def test_assign_gives_trainers_the_ends_only_when_they_are_private() -> None:
     peers = [candidate("h"), candidate("t", role="trainer"), candidate("z", role="bootstrap")]
-    assert assign_stages(peers, 1, private_ends=True)[0]["t"].part == "ends"
-    hosted = assign_stages(peers, 1, private_ends=False)[0]
+    assert assign_stages(peers, SplitConfig(stages=1).parts)[0]["t"].part == "ends"
+    hosted = assign_stages(peers, SplitConfig(stages=1, ends="hosted").parts)[0]
     assert hosted["t"].part is None
     assert hosted.parts == ("stage-0",)
     assert hosted.trainers == ("t",)
@@ -93,7 +96,7 @@ def test_joiner_does_not_count_replicas_that_are_about_to_leave() -> None:
     roster = Roster(listed(f"p{i}", part=f"stage-{i}", name="x") for i in range(2))
     for stage in range(2):
         leaving = {roster.replicas(stage_part(stage))[0]}
-        places = Places(stages=2, private_ends=True, leaving=leaving)
+        places = Places(parts=TWO_STAGES, leaving=leaving)
         for joiner in map(PeerId, "abcdef"):
             part, why = choose_place(roster, joiner, "stage", None, places)
             assert (part, why) == (stage_part(stage), "it has the fewest replicas (0, and 1 about to leave)")
@@ -119,7 +122,7 @@ def chosen(
     now: PartName | None = None,
 ) -> tuple[int, str]:
     """The stage that a peer takes, and why."""
-    places = Places(stages=stages, private_ends=True, arriving=arriving, lost=lost, chosen=now)
+    places = Places(parts=SplitConfig(stages=stages).parts, arriving=arriving, lost=lost, chosen=now)
     part, why = choose_place(roster, PeerId(peer), "stage", None, places)
     assert part is not None
     stage = stage_of(part)
@@ -131,9 +134,11 @@ def test_newcomer_does_not_expect_others_where_their_memory_does_not_reach() -> 
     """Two before it, in the order of ids, cannot hold the stage with the fewest replicas."""
     roster, joiner = holding(1, 2), PeerId("z")
     arriving: dict[PeerId, PartName | None] = {PeerId("a"): None, PeerId("b"): None}
-    places = Places(stages=2, private_ends=True, arriving=arriving)
+    places = Places(parts=TWO_STAGES, arriving=arriving)
     assert choose_place(roster, joiner, "stage", None, places)[0] != stage_part(0)
-    places = Places(stages=2, private_ends=True, arriving=arriving, cannot={PeerId("a"): (0,), PeerId("b"): (0, 1)})
+    places = Places(
+        parts=TWO_STAGES, arriving=arriving, cannot={PeerId("a"): TWO_STAGES[:1], PeerId("b"): TWO_STAGES[:2]}
+    )
     assert choose_place(roster, joiner, "stage", None, places)[0] == stage_part(0)
 
 

@@ -14,7 +14,10 @@ from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, can_be_called, lacks_server, serves_alone, unserved, without_server
 from swarm.errors import Refused
 from swarm.ids import PartName, PeerId
+from swarm.models.spec import SplitConfig
 from tests.harness.rigs.consensus import GENESIS, NOW, PARTS, RUN, admission, listed, verify
+
+TWO_STAGES = SplitConfig(stages=2).parts
 
 
 def roster(*outgoing: bool, **more: Any) -> Roster:
@@ -43,9 +46,9 @@ def test_replica_that_nobody_can_call_joins_only_those_that_can_be() -> None:
 def test_peer_that_only_calls_takes_a_stage_that_lets_it_in() -> None:
     there = Roster([listed("A", outgoing=True), listed("B", part="stage-1"), listed("C", part="stage-1")])
     choose = functools.partial(choose_place, there, PeerId("Z"), "stage", None)
-    assert choose(Places(stages=2, private_ends=True))[0] == "stage-0"
-    assert choose(Places(stages=2, private_ends=True, barred=("stage-0",)))[0] == "stage-1"
-    assert choose(Places(stages=2, private_ends=True, barred=("stage-0", "stage-1")))[0] == "stage-0", "it waits there"
+    assert choose(Places(parts=TWO_STAGES))[0] == "stage-0"
+    assert choose(Places(parts=TWO_STAGES, barred=("stage-0",)))[0] == "stage-1"
+    assert choose(Places(parts=TWO_STAGES, barred=("stage-0", "stage-1")))[0] == "stage-0", "it waits there"
     assert not can_be_called(there, PartName("stage-0"))
     assert can_be_called(there, PartName("stage-1"))
 
@@ -78,7 +81,7 @@ def test_run_is_not_begun_without_a_server() -> None:
 
 def test_what_a_candidate_says_of_its_site_is_in_the_roster() -> None:
     told = Candidate(peer="A", role="stage", name="a", stage=None, addresses=(), region="eu-west", outgoing=True)
-    found, _ = assign_stages([told], 1, private_ends=True)
+    found, _ = assign_stages([told], SplitConfig(stages=1).parts)
     assert (found["A"].region, found["A"].outgoing) == ("eu-west", True)
 
 

@@ -88,4 +88,4 @@ def test_succession_is_the_same_in_any_order_and_spreads_the_duty() -> None:
 
 def test_stages_are_in_numerical_order_beyond_ten() -> None:
     members = [listed(f"p{i:02}", part=f"stage-{i}", name="x") for i in reversed(range(12))]
-    assert [replicas[0] for replicas in Roster(members).stages()] == [f"p{i:02}" for i in range(12)]
+    assert [replicas[0] for replicas in Roster(members).columns()] == [f"p{i:02}" for i in range(12)]

@@ -27,7 +27,7 @@ from swarm.consensus.trials import (
     judged,
     resting,
 )
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
 from swarm.network.rpc.bodies import pack
 from tests.harness.rigs.consensus import listed
 
@@ -68,7 +68,7 @@ def steps(say: Say, stages: int = 2, trainers: str = TRAINERS, seed: int = 0) ->
             peer: tuple(say(step, peer, of) for of in of_whom)
             for peer in members.peers
             if (part := members[peer].part) is not None
-            and len(of_whom := judged(committed, peer, None if part == "ends" else int(part[-1]))) >= FEWEST_TRAINERS
+            and len(of_whom := judged(committed, peer, PartName(part))) >= FEWEST_TRAINERS
         }
         known = following(known, step, members, committed, checked_words(members, committed, said))
         yield step, known
@@ -133,7 +133,7 @@ def test_trainer_that_leaves_each_time_before_it_is_judged_goes_on_from_there() 
         said = {
             peer: tuple(say(step, peer, of) for of in of_whom)
             for peer in members.peers
-            if len(of_whom := judged(committed, peer, int(peer[0]) if peer[0].isdigit() else None)) >= FEWEST_TRAINERS
+            if len(of_whom := judged(committed, peer, PartName(members[peer].part or "ends"))) >= FEWEST_TRAINERS
         }
         known = following(known, step, members, committed, checked_words(members, committed, said))
         if failed(known, step):
@@ -181,14 +181,14 @@ def test_what_is_old_counts_less_so_who_changes_is_judged_by_what_it_does_now() 
 
 def test_words_are_of_replicas_of_stages_about_all_whose_microbatches_they_hold() -> None:
     members, committed = roster(stages=1), rows(random.Random(3), stages=1)
-    about = judged(committed, "0a", 0)
+    about = judged(committed, "0a", stage_part(0))
     assert about == tuple(sorted({one.microbatch.trainer for one in committed if one.route == ("0a",)}))
     assert len(about) == 5
     good = {"0a": (1, -2, 0, 4, 5)}
     assert checked_words(members, committed, good) == good
     for bad in ({"0a": good["0a"][1:]}, {"E": (1, 2, 3, 4, 5)}, {"X": (1, 2, 3, 4, 5)}, {"0a": ()}):
         assert checked_words(members, committed, bad) == {}
-    assert judged(committed, "E", None) == ()
+    assert judged(committed, "E", ENDS) == ()
 
 
 @pytest.mark.parametrize("stages", [1, 32, 256])

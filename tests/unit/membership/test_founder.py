@@ -16,6 +16,7 @@ from swarm.ids import PeerId, RunId, stage_part
 from swarm.membership.founder import NEWCOMERS, Founder, _Bounded, one_per_grant
 from swarm.membership.founding_record import Origin
 from swarm.membership.gate import CallGate
+from swarm.models.spec import SplitConfig
 from swarm.network.discovery.records import PeerRecord, bits_of
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.schema import Empty
@@ -138,7 +139,7 @@ async def test_founder_lets_more_in_until_somebody_has_the_memory_for_each_stage
     records[PeerId("big")] = _record("stage", 1)
     found = await founder._candidates()
     assert founder._enough(found)[0]
-    roster, _ = assign_stages(found, 2, private_ends=True)
+    roster, _ = assign_stages(found, SplitConfig(stages=2).parts)
     assert roster.replicas(stage_part(0)) == ("big",)
     records[PeerId("late")] = _record("stage", 1)
     monkeypatch.setitem(HERE, PeerId("late"), "stage")

@@ -15,6 +15,7 @@ from swarm.errors import OutOfSync, Refused, RunEnded
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import FoundingTimeout as Waits
 from swarm.membership.founding_record import Origin, enough, found, founding_record, gather_candidates, genesis
+from swarm.models.spec import SplitConfig
 from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.sim.network import SimNetwork
@@ -22,6 +23,8 @@ from swarm.step.calls import StepCalls
 from swarm.step.messages import DECIDE, PROPOSE, Accepted, Decide, Propose
 from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.membership import RUN, FakeClock, sign
+
+TWO_STAGES = SplitConfig(stages=2).parts
 
 DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
 ORIGIN = Origin(digests=DIGESTS)
@@ -53,15 +56,15 @@ async def test_gathering_without_enough_ends_saying_who_is_missing() -> None:
 
 
 def test_genesis_starts_the_chain_and_every_cursor() -> None:
-    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    roster, _ = assign_stages(CANDIDATES, TWO_STAGES)
     first = genesis(RUN, roster, DIGESTS)
     assert (first.step, first.previous, first.committed, first.loss) == (0, NO_RECORD, (), 0.0)
     assert first.cursors == {"T": (0, 0)}
-    assert first.members.stages() == (("B",), ("A",))
+    assert first.members.columns() == (("B",), ("A",))
 
 
 def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None:
-    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    roster, _ = assign_stages(CANDIDATES, TWO_STAGES)
     microbatch = MicrobatchId(PeerId("T"), "0" * 16, 0, 6)
     closed = genesis(RUN, roster, DIGESTS).model_copy(
         update={
@@ -73,7 +76,7 @@ def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None
     )
     closed = closed.model_copy(update={"trials": {"T": Trial(tallies={"stage-0": Tally(words=9)}), "U": JUDGED}})
     others = [*CANDIDATES, candidate("U", "trainer")]
-    again, _ = assign_stages(others, 2, private_ends=True)
+    again, _ = assign_stages(others, TWO_STAGES)
     record = founding_record(RUN, again, Origin.after(closed))
     assert record.founding
     assert (record.step, record.previous, record.digests) == (40, closed.hash(), closed.digests)
@@ -83,7 +86,7 @@ def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None
 
 
 def test_founding_record_of_a_run_resumed_twice_follows_the_same_record_and_keeps_out_whom_that_did() -> None:
-    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    roster, _ = assign_stages(CANDIDATES, TWO_STAGES)
     barred, rests = {"L": Barred(times=1, until=300)}, {"T": Trial(times=1, until=99)}
     first = founding_record(
         RUN, roster, Origin(digests=DIGESTS, step=40, previous="9" * 64, barred=barred, trials=rests)

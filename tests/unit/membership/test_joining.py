@@ -37,6 +37,7 @@ from swarm.membership.observer import ObserverContext
 from swarm.membership.rules import step_bytes
 from swarm.membership.run import RunContext
 from swarm.membership.status import PeerStatus
+from swarm.models.spec import SplitConfig
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Rpc
 from swarm.step.observe_messages import BACK, RunStanding
@@ -142,7 +143,7 @@ class World:
         self.prepared = 0
         self.unreachable = ""
         run = SimpleNamespace(steps=steps, copies=1)
-        split = SimpleNamespace(stages=2, ends="private")
+        split = SplitConfig(stages=2)
         self.around = SimpleNamespace(
             manifest=SimpleNamespace(run_id=RUN, run=run, split=split, averaging=AveragingConfig()),
             boundary=lambda behind, ahead: SimpleNamespace(activation_bytes=5000, gradient_bytes=5000),

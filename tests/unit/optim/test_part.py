@@ -71,6 +71,22 @@ def test_part_steps_equal_the_whole_model_bit_for_bit() -> None:
     assert all(torch.equal(weights[name], expected_weights[name]) for name in weights)
 
 
+def test_part_that_nobody_fed_keeps_its_state_to_the_bit() -> None:
+    cut = parts()
+    _, tokens = journey(*cut, position=0)
+    first, second, _ = cut
+    before = [close(part, tokens) for part in (first, second)]
+    _, tokens = journey(*cut, position=1)
+    nothing = torch.zeros(first.layout.elements)
+    assert first.prepare(nothing, step=2, **SCALARS) == before[0]
+    first.swap()
+    assert close(second, tokens) != before[1]
+    assert (first.step, digest(first.snapshot())) == (2, before[0])
+    first.prepare(nothing, step=3, **SCALARS)
+    with pytest.raises(BugError):
+        first.prepare(nothing[1:], step=3, **SCALARS)
+
+
 def test_part_learns_one_microbatch_by_heart() -> None:
     cut = parts()
     losses = []

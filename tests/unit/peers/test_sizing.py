@@ -15,8 +15,8 @@ from peers.options.foundation import Foundation
 from peers.plan.peers_file import read_peers
 from peers.plan.work import workload_of
 from swarm.config import Manifest
+from swarm.models.spec import even_stages
 from swarm.planning.predict import part_memory
-from swarm.planning.search import even_stages
 from swarm.planning.workload import PartLayout
 from tests.harness.rigs.peers import kept_run
 

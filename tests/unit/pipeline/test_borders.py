@@ -107,8 +107,8 @@ async def test_nothing_that_is_retained_is_handed_abroad(scene: ReplicaScene) ->
 
 async def test_trainer_gives_nothing_of_its_own_to_a_host_abroad() -> None:
     trainer, near, far, _ = await enter(SimNetwork(DialClock()), TRAINER, UP, ALIEN, DOWN)
-    homes = {**OWN, ALIEN: "charite"}
-    stages = Borders(homes).within(TRAINER, [[UP, ALIEN], [DOWN]])
+    borders = Borders({**OWN, ALIEN: "charite"})
+    stages = [[one for one in replicas if borders.near(TRAINER, one)] for replicas in ([UP, ALIEN], [DOWN])]
     side = TrainerSide(trainer, stages, hosted=True)
     side.part.step = 2
     side.trainer.open_step(3, stages, 1, (0, 20))
@@ -127,7 +127,5 @@ def test_who_is_of_no_organisation_is_near_nobody() -> None:
     borders = Borders({"a": "x", "b": "x", "c": "y"})
     assert [borders.near("a", other) for other in "abcd"] == [True, True, False, False]
     assert not borders.near("d", "d")
-    assert borders.within("a", [[PeerId("a"), PeerId("c")], [PeerId("d")]]) == (("a",), ())
     assert OPEN.near("a", "d")
-    assert OPEN.within("a", [[PeerId("d")]]) == (("d",),)
     OPEN.check("a", "bcd")

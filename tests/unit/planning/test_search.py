@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from swarm.models.spec import even_stages
 from swarm.planning.cover import CoverCase, fastest_cover
 from swarm.planning.predict import predict
-from swarm.planning.search import CutChoice, deal, even_stages, is_small, row_choices, search
+from swarm.planning.search import CutChoice, deal, is_small, row_choices, search
 from swarm.planning.workload import PartLayout, PeerClass, Workload
 from tests.unit.planning.test_predict import GIB, PEER, WORK
 

@@ -134,9 +134,7 @@ def test_step_given_up_keeps_its_codecs() -> None:
 
 @pytest.mark.parametrize("codecs", [(), (SMALL, EXACT), (EXACT,) * 3])
 async def test_record_with_other_codecs_than_those_that_follow_is_refused(codecs: tuple[CodecPair, ...]) -> None:
-    rules = CodecRules(
-        activation=RULES_AUTO.activation, stages=RULES.stages, hosted=False, forward="auto", backward="auto"
-    )
+    rules = CodecRules(activation=RULES_AUTO.activation, stages=1, hosted=False, forward="auto", backward="auto")
     bench = await brought_to("apply", rules=dataclasses.replace(RULES, codecs=rules))
     links = {peer: (40_000, 10_000_000) for peer in HELD}
     told = {"links": links, "paces": {"A": PACE_US, "B": PACE_US}}

@@ -27,7 +27,7 @@ from tests.harness.rigs.clocks import LoopClock
 from tests.harness.rigs.step import BEFORE, PARTS, RUN, SEVEN, STEP, admission, asked, departure, listed, verify
 from tests.harness.rigs.step import RULES as WORLD_RULES
 
-RULES = replace(WORLD_RULES, steps=9, stages=2, parts=PARTS, max_members=9)
+RULES = replace(WORLD_RULES, steps=9, parts=PARTS, max_members=9)
 LEADER, *REST = SEVEN.succession(STEP)
 PLACES = (("C", "stage-1"), ("E", "stage-0"))
 

@@ -30,7 +30,6 @@ RULES = StepRules(
     target=2,
     max_share=1.0,
     max_tokens=32,
-    stages=2,
     parts=(stage_part(0), stage_part(1), ENDS),
     max_members=7,
     reproducible=False,

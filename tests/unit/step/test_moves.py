@@ -24,6 +24,7 @@ from tests.harness.rigs.consensus import admission, departure, listed, record
 from tests.unit.step.test_member import brought_to
 
 STEPS, STAGES = 100, 3
+PARTS = tuple(map(stage_part, range(STAGES)))
 BOUNDARY_BYTES = 1_000_000
 BOUNDARIES = CodecRules(
     activation=TensorSpec((1, 1, BOUNDARY_BYTES // 4), "float32"),
@@ -32,7 +33,7 @@ BOUNDARIES = CodecRules(
     forward="float32",
     backward="float32",
 )
-RULES = MoveRules(on=True, stages=STAGES, copies=2, steps=STEPS, codecs=BOUNDARIES)
+RULES = MoveRules(on=True, parts=PARTS, copies=2, steps=STEPS, codecs=BOUNDARIES)
 PACE_US = 100_000
 
 
@@ -77,7 +78,7 @@ def test_who_leaves_counts_no_more_and_who_joins_counts_already() -> None:
 
 
 @pytest.mark.parametrize(
-    "rules", [MoveRules(), MoveRules(on=True, stages=STAGES, copies=2, steps=2)], ids=["off", "last"]
+    "rules", [MoveRules(), MoveRules(on=True, parts=PARTS, copies=2, steps=2)], ids=["off", "last"]
 )
 def test_nobody_moves_where_the_manifest_says_so_nor_with_the_last_step(rules: MoveRules) -> None:
     before, changes = closed((4, 4, 4)), Changes(absent=(PeerId("2a"), PeerId("2b"), PeerId("2c")))

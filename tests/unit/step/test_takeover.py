@@ -159,7 +159,7 @@ class Peer:
 
     def _journeys(self) -> list[Contribution]:
         """The step's, through replicas that take part."""
-        hosts = self.bench.position.roster.stages()[0]
+        hosts = self.bench.position.roster.columns()[0]
         routes = ((one.route if one.route[0] in hosts else hosts[:1]) for one in COMMITTED)
         return [one.model_copy(update={"route": route}) for one, route in zip(COMMITTED, routes, strict=True)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PeerId, stage_part
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.pipeline.seals import Seals
@@ -62,7 +62,7 @@ class Replica:
         self.endpoint, self.part, self.events = endpoint, part or CheapPart(), EventList()
         self.device, self.clock = InlineDevice(forgets=True), DialClock()
         boundary = boundary or specs(hosted=hosted)
-        settings = StageSettings(run=RUN, stage=stage, stages=stages, specs=boundary, **limits)
+        settings = StageSettings(run=RUN, part=stage_part(stage), stage=stage, stages=stages, specs=boundary, **limits)
         self.compute = StageCompute(self.part, boundary, torch.device("cpu"))
         context = StageContext(
             endpoint=endpoint,

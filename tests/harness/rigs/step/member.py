@@ -52,7 +52,6 @@ RULES = StepRules(
     target=2,
     max_share=1.0,
     max_tokens=32,
-    stages=1,
     parts=(PartName("stage-0"), PartName("ends")),
     max_members=8,
     reproducible=False,

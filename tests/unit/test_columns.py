@@ -1,0 +1,44 @@
+"""Which parts stand in which columns of a route, and who on a route is whose neighbour."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.columns import columns, held_columns, host_parts, passes, replaced, standing_at, stranger
+from swarm.ids import ENDS, PeerId, stage_part
+
+ANN = PeerId("ann")
+A, B, C = map(PeerId, "abc")
+PARTS = (ENDS, *(stage_part(at) for at in (10, 2, 0, 1, *range(3, 10))))
+
+
+def test_columns_are_in_the_order_of_stages_and_private_ends_are_none() -> None:
+    assert columns(PARTS) == tuple((stage_part(at),) for at in range(11))
+    assert columns((ENDS, stage_part(2))) == ((), (), (stage_part(2),)), "nobody holds what is before"
+    assert columns((ENDS,)) == ()
+
+
+def test_parts_of_some_columns_and_their_columns_are_inverse() -> None:
+    assert host_parts(PARTS, (2, 10, 11)) == (stage_part(2), stage_part(10))
+    assert held_columns(host_parts(PARTS, (2, 10, 11))) == (2, 10)
+    assert host_parts(PARTS) == tuple(stage_part(at) for at in range(11))
+    assert held_columns((ENDS,)) == ()
+
+
+def test_before_the_first_column_and_behind_the_last_stands_the_trainer() -> None:
+    assert [standing_at((A, B), column, ANN) for column in range(-1, 3)] == [ANN, A, B, ANN]
+    assert replaced((A, B), 0, C) == (C, B)
+
+
+def test_route_of_another_length_passes_nobody() -> None:
+    assert passes((A, B), 2, 1, B)
+    assert not passes((A, B), 2, 0, B)
+    assert not passes((A, B), 3, 1, B)
+    assert not passes((A, B, C), 2, 1, B)
+
+
+def test_stranger_is_the_first_who_may_not_stand_where_it_is_named() -> None:
+    assert stranger((A, B), ((A,), (B, C))) is None
+    assert stranger((B, A), ((A,), (B, C))) == (0, B)
+    with pytest.raises(ValueError, match="zip"):
+        stranger((A,), ((A,), (B,)))
