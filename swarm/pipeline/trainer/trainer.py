@@ -53,7 +53,7 @@ from swarm.pipeline.trainer.journey import (
 )
 from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
-from swarm.security.statements import HopStatement
+from swarm.security.statements import AuditStatement
 from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class StepLeader(Protocol):
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         """Report a microbatch that cannot be computed; its quota is free again."""
 
-    async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+    async def accuse(self, claim: HopClaim, found: Sequence[AuditStatement]) -> None:
         """Tell what others found that computed a hop again. Raises a PeerError where the leader takes it for no
         proof."""
 
@@ -402,7 +402,7 @@ class Trainer:
         self._tasks.changed.set()
         await self._report(row, leader)
 
-    async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+    async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[AuditStatement]) -> None:
         try:
             await leader.accuse(claim, found)
         except PeerError as error:
