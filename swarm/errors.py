@@ -215,12 +215,16 @@ class RoundFailed(SwarmError):
 
     ``peer`` is the member it broke on as seen here; empty when nobody is to blame, or only by another's report.
     ``aborted_by`` is who said that it is void, where it was not found out here. ``differs``: members hold different
-    results, and ``peer`` is who holds another than most; who reduced may have given it that.
+    results, and ``peer`` is who holds another than most; who reduced may have given it that. ``proven``: to the bit, or
+    by its own signatures, it was found here that ``peer`` lied.
     """
 
-    def __init__(self, reason: str, *, peer: str = "", aborted_by: str = "", differs: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, peer: str = "", aborted_by: str = "", differs: bool = False, proven: bool = False
+    ) -> None:
         super().__init__(f"{peer}: {reason}" if peer else reason)
-        self.reason, self.peer, self.aborted_by, self.differs = reason, peer, aborted_by, differs
+        self.reason, self.peer, self.aborted_by = reason, peer, aborted_by
+        self.differs, self.proven = differs, proven
 
 
 class OutOfSync(SwarmError):

@@ -17,7 +17,7 @@ from peers.commands.history_source import HistorySource
 from peers.commands.history_verify import ChainCheck
 from peers.commands.status_text import table
 from peers.console.words import another_path, codecs_text, count, listed
-from swarm.consensus.faults import HopFault, check_fault, newly_barred
+from swarm.consensus.faults import PeerFault, check_fault, newly_barred
 from swarm.consensus.history import HistoryLine, HistoryReader, earlier
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, owner
@@ -50,13 +50,14 @@ class LeftOutSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultShown:
-    """One fault that a record carries: who did a microbatch at a ``stage``, who computed it again and found that wrong,
-    or right, and whom that proves wrong, with the step until which each is barred (0: not yet). ``proof`` is what is
-    wrong with the signatures, "" where all hold, None where the roster before is not known."""
+    """One fault that a record carries: who did a ``microbatch`` at a ``part``, or ("") a share of the part's averaging,
+    who computed it again and found that wrong, or right, and whom that proves wrong, with the step until which each is
+    barred (0: not yet). ``proof`` is what is wrong with the signatures, "" where all hold, None where the roster before
+    is not known."""
 
     accused: Named
+    part: str
     microbatch: str
-    stage: int
     wrong_say: tuple[Named, ...]
     right_say: tuple[Named, ...]
     barred: tuple[tuple[Named, int], ...]
@@ -159,7 +160,7 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
     )
 
 
-def _fault(record: CloseRecord, fault: HopFault, before: Roster | None) -> FaultShown:
+def _fault(record: CloseRecord, fault: PeerFault, before: Roster | None) -> FaultShown:
     """Return what is shown of a fault, verified anew. Cost: 0.1 ms a signature."""
     known, found, proof = before or Roster(()), tuple[PeerId, ...](), None
     if before is not None:
@@ -170,8 +171,8 @@ def _fault(record: CloseRecord, fault: HopFault, before: Roster | None) -> Fault
     until = {peer: record.barred[peer].until for peer in newly_barred(record.barred, record.step).intersection(found)}
     return FaultShown(
         accused=_named([PeerId(fault.accused)], known)[0],
-        microbatch=str(fault.microbatch),
-        stage=fault.hop,
+        part=fault.where,
+        microbatch=str(fault.work or ""),
         wrong_say=_named(fault.said(wrong=True), known),
         right_say=_named(fault.said(wrong=False), known),
         barred=tuple((one, until.get(PeerId(one.peer), 0)) for one in _named(found, known)),
@@ -191,7 +192,7 @@ def _fault_text(one: FaultShown) -> str:
     proof = "not verified: the roster before is not here" if one.proof is None else "all signatures verified"
     proof = f"it proves nothing: {one.proof}" if one.proof else proof
     out = [f"{who.name} barred until step {until}" if until else f"{who.name} noted" for who, until in one.barred]
-    return "; ".join([f"stage {one.stage} of {one.microbatch} by {one.accused.name}", *said, proof, *out])
+    return "; ".join([f"{one.part} of {one.microbatch or 'its average'} by {one.accused.name}", *said, proof, *out])
 
 
 def row_lines(rows: Sequence[Row]) -> list[str]:

@@ -310,7 +310,8 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
         case ProvenWrong():
             whose = "it computed" if event.peer == event.accused else f"it said of {event.accused}"
             until = f", until step {event.until}" if event.until else ": noted, the next time it is left out"
-            told = f"{event.peer}{until}: what {whose} at stage {event.stage} is wrong, as {listed([*event.by])} prove"
+            at = f"{'in averaging' if event.microbatch is None else 'at'} {_part(event.part)}"
+            told = f"{event.peer}{until}: what {whose} {at} is wrong, as {listed([*event.by])} prove"
             return "barred" if event.until else "proven wrong", f"{told}; {command_name()} history --faults shows it"
         case LateWorkLost():
             return "work lost", harmless(f"{event.tokens} tokens of {event.peer}, which was late: {event.reason}")

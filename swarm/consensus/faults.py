@@ -1,8 +1,8 @@
-"""What proves that a replica sent something else than its stage computes: its own receipt, and the signed words of the
-other replicas of the stage, who computed it again. Pure.
+"""What proves a member wrong: the signed words of the other replicas of its part, who computed again what it did. Pure.
 
-Who checks is nobody's choice: all other replicas of the stage, or those that the record before draws where they are
-many. Their word is about one hop of the open step. So nobody is called a liar by one other, nor by a leader.
+A hop, for which it signed a receipt, all other replicas of the stage judge, or those that the record before draws where
+they are many. What it did in averaging all other replicas of the part saw. So nobody is called a liar by one other, nor
+by a leader.
 
 The record of the step carries what was found, and says until when a member that is proven wrong is barred from the run.
 """
@@ -18,14 +18,29 @@ from pydantic import ConfigDict, Field
 from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import FORGET, Barred, doubled
 from swarm.errors import Advice, Refused, Violation
-from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, PeerId
-from swarm.schema import AFTER_CHARS, AfterField, Count, Message, MicrobatchField, PeerIdField, SignatureField
-from swarm.security.signing import audit_bytes, receipt_bytes
-from swarm.security.statements import HopStatement, found_wrong
+from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, MicrobatchId, PartName, PeerId, stage_part
+from swarm.schema import (
+    AFTER_CHARS,
+    AfterField,
+    Count,
+    Message,
+    MicrobatchField,
+    PartField,
+    PeerIdField,
+    SignatureField,
+)
+from swarm.security.signing import audit_bytes, averaging_bytes, receipt_bytes
+from swarm.security.statements import AuditStatement, found_wrong
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+Proven = tuple[PeerId, ...]
+"""Whom a fault proves wrong."""
 
 MAX_AUDITORS = 6
 """So many replicas judge one hop at most."""
-MAX_FAULTS, FAULT_BYTES = 8, 1500
+MAX_STATEMENTS = 32
+"""More than half of those that judge the most members whose averaging is checked."""
+MAX_FAULTS, FAULT_BYTES = 8, 5500
 """So many faults go into one record, and the most that one takes there."""
 FIRST_BAR, MOST_DOUBLINGS = 256, 20
 """For so many steps a member that is proven wrong is barred, and how often that is doubled."""
@@ -33,41 +48,115 @@ CONTRADICTIONS = 2
 """In so many steps a replica must contradict what most find of a hop, to be barred for it."""
 
 
-class HopFault(Message):
-    """A hop of the open step that a replica, the ``accused``, signed for, and what others found that computed it again.
+class PeerFault(Message):
+    """What a member of the open step, the ``accused``, did, and what others of its part found that computed it again.
 
-    The microbatch, and where it was, are named as in the pipeline's messages; ``hop`` is the stage. ``receipt`` is the
-    accused's signature under what it ``told`` of its content (:func:`~swarm.pipeline.seals.told_digest`), with the
-    ``tokens`` of a replica that computes the loss, 0 of others. Bytes are hex in files.
+    ``after`` is the beginning of the hash of the record before. Bytes are hex in files.
     """
 
     model_config = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
 
     step: Count
+    after: AfterField
+    accused: PeerIdField
+    statements: Annotated[tuple[AuditStatement, ...], Field(max_length=MAX_STATEMENTS)]
+
+    @property
+    def where(self) -> PartName:
+        """Return the part that the accused holds."""
+        raise NotImplementedError
+
+    @property
+    def work(self) -> MicrobatchId | None:
+        """Return of which microbatch it is, None where it is of the part's averaging."""
+        return None
+
+    def is_shown(self, run: str, verify: Verify) -> bool:
+        """Return whether the accused has signed what it is accused of, where it signs that."""
+        return True
+
+    def judges(self, roster: Roster) -> tuple[PeerId, ...]:
+        """Return whose words count."""
+        return tuple(peer for peer in roster.replicas(self.where) if peer != self.accused)
+
+    def signed(self, run: str, *, wrong: bool) -> bytes:
+        """Return what one of them signs."""
+        raise NotImplementedError
+
+    def said(self, *, wrong: bool) -> tuple[PeerId, ...]:
+        """Return who found it wrong, or right."""
+        return tuple(PeerId(one.auditor) for one in self.statements if one.wrong is wrong)
+
+    @property
+    def sides(self) -> tuple[Proven, Proven]:
+        """Return whom what is decided proves wrong, and who says so; the accused's word is what it did."""
+        for_it, against = (PeerId(self.accused), *self.said(wrong=False)), self.said(wrong=True)
+        return (for_it, against) if len(against) >= len(for_it) else (against, for_it)
+
+
+class HopFault(PeerFault):
+    """A hop that the accused signed for.
+
+    The microbatch, and where it was, are named as in the pipeline's messages; ``hop`` is the stage. ``receipt`` is the
+    accused's signature under what it ``told`` of its content (:func:`~swarm.pipeline.seals.told_digest`), with the
+    ``tokens`` of a replica that computes the loss, 0 of others.
+    """
+
     microbatch: MicrobatchField
     attempt: Annotated[int, Field(ge=0, lt=4 * ATTEMPTS_OF_A_WAY)]
-    after: AfterField
     hop: Annotated[int, Field(ge=0, lt=1024)]
-    accused: PeerIdField
     told: Annotated[bytes, Field(min_length=32, max_length=32)]
     tokens: Count
     receipt: SignatureField
-    statements: Annotated[tuple[HopStatement, ...], Field(max_length=MAX_AUDITORS)]
 
     @property
     def key(self) -> JourneyKey:
         """Return what graphs and waiting work are indexed by."""
         return JourneyKey(self.step, self.microbatch, self.attempt, self.after)
 
-    def said(self, *, wrong: bool) -> tuple[PeerId, ...]:
-        """Return who found the hop wrong, or right."""
-        return tuple(PeerId(one.auditor) for one in self.statements if one.wrong is wrong)
+    @property
+    def where(self) -> PartName:
+        """See :class:`PeerFault`."""
+        return stage_part(self.hop)
 
     @property
-    def sides(self) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-        """Return whom what is decided proves wrong, and who says so; the accused's word is its receipt."""
-        for_it, against = (PeerId(self.accused), *self.said(wrong=False)), self.said(wrong=True)
-        return (for_it, against) if len(against) >= len(for_it) else (against, for_it)
+    def work(self) -> MicrobatchId | None:
+        """See :class:`PeerFault`."""
+        return self.microbatch
+
+    def is_shown(self, run: str, verify: Verify) -> bool:
+        """See :class:`PeerFault`: the receipt."""
+        signed = receipt_bytes(run, self.key, self.hop, self.told, self.tokens)
+        return verify(PeerId(self.accused), signed, self.receipt)
+
+    def judges(self, roster: Roster) -> tuple[PeerId, ...]:
+        """See :func:`auditors`."""
+        return auditors(roster, self.key, self.hop, self.accused)
+
+    def signed(self, run: str, *, wrong: bool) -> bytes:
+        """See :class:`PeerFault`."""
+        return audit_bytes(run, self.key, self.hop, self.accused, self.told, wrong)
+
+
+class AveragingFault(PeerFault):
+    """What the accused did when its part was averaged: it reduced a mean that its sums do not give, or committed to two
+    sums. Its bits are in no record. All of the round judge them before they leave it
+    (:mod:`swarm.averaging.allreduce.check`)."""
+
+    part: PartField
+
+    @property
+    def where(self) -> PartName:
+        """See :class:`PeerFault`."""
+        return PartName(self.part)
+
+    def signed(self, run: str, *, wrong: bool) -> bytes:
+        """See :class:`PeerFault`."""
+        return averaging_bytes(run, self.step, self.after, self.part, self.accused, wrong)
+
+
+Fault = HopFault | AveragingFault
+"""What a record may carry."""
 
 
 def auditors(roster: Roster, key: JourneyKey, hop: int, accused: str) -> tuple[PeerId, ...]:
@@ -78,19 +167,12 @@ def auditors(roster: Roster, key: JourneyKey, hop: int, accused: str) -> tuple[P
     return tuple(sorted(others, key=lambda peer: hashlib.sha256(f"{drawn}|{peer}".encode()).digest())[:MAX_AUDITORS])
 
 
-def check_fault(
-    run: str,
-    roster: Roster,
-    step: int,
-    previous_hash: str,
-    fault: HopFault,
-    verify: Callable[[PeerId, bytes, bytes], bool],
-) -> tuple[PeerId, ...]:
+def check_fault(run: str, roster: Roster, step: int, previous_hash: str, fault: PeerFault, verify: Verify) -> Proven:
     """Return whom a fault of the open step proves wrong: the accused and who called it right, where more than half of
-    those that judge the hop found it wrong, or who called wrong what half of them, and so with the accused more than
-    half of all, call right (:func:`~swarm.security.statements.found_wrong`). Two of three replicas that lie can so bar
-    the third: as judges at once, else in CONTRADICTIONS steps. (Honest ones do not contradict each other: between right
-    and wrong is what none of them judges.)
+    those that judge it found it wrong, or who called wrong what half of them, and so with the accused more than half of
+    all, call right (:func:`~swarm.security.statements.found_wrong`). Two of three replicas that lie can so bar the
+    third: as judges at once, else in CONTRADICTIONS steps. (Honest ones do not contradict each other: between right and
+    wrong is what none of them judges.)
 
     Args:
         run: The run's id.
@@ -101,24 +183,22 @@ def check_fault(
         verify: Checks a peer's signature.
 
     Raises:
-        Refused: It is of another step, names nobody of the stage, or decides nothing.
+        Refused: It is of another step, names nobody of the part, or decides nothing.
         Violation: A signature in it is forged, or it has two words of one replica.
     """
     if (fault.step, fault.after) != (step, previous_hash[:AFTER_CHARS]):
-        raise Refused(f"it is of a hop of step {fault.step} after {fault.after or 'no record'}; step {step} is open")
-    if fault.accused not in roster.column(fault.hop):
-        raise Refused(f"{fault.accused} is no replica of stage {fault.hop}")
-    key, accused = fault.key, PeerId(fault.accused)
-    if not verify(accused, receipt_bytes(run, key, fault.hop, fault.told, fault.tokens), fault.receipt):
-        raise Violation(f"the receipt of {accused} is forged")
-    judges, said = auditors(roster, key, fault.hop, accused), {one.auditor for one in fault.statements}
+        raise Refused(f"it is of step {fault.step} after {fault.after or 'no record'}; step {step} is open")
+    if fault.accused not in roster.replicas(fault.where):
+        raise Refused(f"{fault.accused} is no replica of {fault.where}")
+    if not fault.is_shown(run, verify):
+        raise Violation(f"the receipt of {fault.accused} is forged")
+    judges, said = fault.judges(roster), {one.auditor for one in fault.statements}
     if len(said) != len(fault.statements):
         raise Violation("a replica that says twice what it found")
     if strange := sorted(said - set(judges)):
-        raise Refused(f"{strange[0]} does not judge stage {fault.hop} of {fault.microbatch}")
+        raise Refused(f"{strange[0]} does not judge what {fault.accused} did")
     for one in fault.statements:
-        signed = audit_bytes(run, key, fault.hop, accused, fault.told, one.wrong)
-        if not verify(PeerId(one.auditor), signed, one.signature):
+        if not verify(PeerId(one.auditor), fault.signed(run, wrong=one.wrong), one.signature):
             raise Violation(f"what {one.auditor} is said to have found is forged")
     against = len(fault.said(wrong=True))
     if against and found_wrong(against, len(said) - against, len(judges)) is not None:
@@ -127,13 +207,8 @@ def check_fault(
 
 
 def check_faults(
-    run: str,
-    roster: Roster,
-    step: int,
-    previous_hash: str,
-    faults: Sequence[HopFault],
-    verify: Callable[[PeerId, bytes, bytes], bool],
-) -> dict[str, tuple[PeerId, ...]]:
+    run: str, roster: Roster, step: int, previous_hash: str, faults: Sequence[PeerFault], verify: Verify
+) -> dict[str, Proven]:
     """Return by the accused whom each of a record's faults proves wrong. Raises as :func:`check_fault`, and Violation
     for two of one accused."""
     found = {one.accused: check_fault(run, roster, step, previous_hash, one, verify) for one in faults}

@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from swarm.consensus.admissions import ADMISSIONS_BYTES, Admissions
 from swarm.consensus.committed import UnpackedRow, pack, unpack
-from swarm.consensus.faults import BARRED_BYTES, FAULT_BYTES, MAX_BARRED, MAX_FAULTS, HopFault
+from swarm.consensus.faults import BARRED_BYTES, FAULT_BYTES, MAX_BARRED, MAX_FAULTS, Fault
 from swarm.consensus.majority import majority
 from swarm.consensus.roster import Member, Roster
 from swarm.consensus.slowness import Barred, Slow
@@ -226,7 +226,7 @@ class CloseRecord(Message):
     late: Annotated[dict[PeerIdField, Late], Field(max_length=20_000)] = {}
     spread_ms: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     slow: Annotated[dict[PeerIdField, Slow], Field(max_length=20_000)] = {}
-    faults: Annotated[tuple[HopFault, ...], Field(max_length=MAX_FAULTS)] = ()
+    faults: Annotated[tuple[Fault, ...], Field(max_length=MAX_FAULTS)] = ()
     barred: Annotated[dict[PeerIdField, Barred], Field(max_length=MAX_BARRED)] = {}
     words: Annotated[dict[PeerIdField, Words], Field(max_length=20_000)] = {}
     trials: Annotated[dict[PeerIdField, Trial], Field(max_length=20_000)] = {}

@@ -215,15 +215,16 @@ class LeftOutAsSlow(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenWrong(Event):
-    """The record of a step carries the proof that what a member computed of a microbatch for a ``stage`` is wrong, or
-    (it is not the ``accused``) that it called that wrong or right, which it is not: ``by`` are those that say so, the
-    accused too. It is barred until step ``until``; 0: not yet. Written by the step's leader."""
+    """The record of a step carries the proof that what a member computed of a ``microbatch``, or (None) did when its
+    ``part`` was averaged, is wrong, or (it is not the ``accused``) that it called that wrong or right, which it is not:
+    ``by`` are those that say so, the accused too. It is barred until step ``until``; 0: not yet. Written by the step's
+    leader."""
 
     step: int
     peer: PeerId
     accused: PeerId
-    microbatch: MicrobatchId
-    stage: int
+    part: PartName
+    microbatch: MicrobatchId | None
     by: tuple[PeerId, ...]
     until: int
 

@@ -53,7 +53,7 @@ from swarm.planning.costs import (
 from swarm.schema import AFTER_CHARS
 from swarm.security.credentials import Credential
 from swarm.security.signing import PrivateIdentity, verify
-from swarm.security.statements import HopStatement
+from swarm.security.statements import AuditStatement
 from swarm.state.frozen import ModelFiles
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import SignedReceipt
@@ -322,7 +322,7 @@ class _Reports:
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         await self._leader.put_aside(step, microbatch, reason)
 
-    async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+    async def accuse(self, claim: HopClaim, found: Sequence[AuditStatement]) -> None:
         fault = HopFault(
             **claim.key._asdict(),
             hop=claim.hop,

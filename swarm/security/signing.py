@@ -157,3 +157,10 @@ def audit_bytes(run: str, key: JourneyKey, hop: int, accused: str, told: bytes, 
     verdict = "wrong" if wrong else "right"
     fields = ("audit", run, key.step, key.after, *key.microbatch, hop, accused, told.hex(), verdict)
     return "|".join(map(str, fields)).encode()
+
+
+def averaging_bytes(run: str, step: int, after: str, part: str, accused: str, wrong: bool) -> bytes:
+    """Return what a replica signs that proved for itself what ``accused`` did when ``part`` was averaged in a step, in
+    whichever attempt: that was ``wrong`` or right. It counts after the record ``after`` only."""
+    fields = ("averaging", run, step, after, part, accused, "wrong" if wrong else "right")
+    return "|".join(map(str, fields)).encode()

@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.consensus.acceptor import NO_EVIDENCE, BranchHead, RecordEvidence, SignedPromise, Vote
 from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
-from swarm.consensus.faults import MAX_FAULTS, HopFault
+from swarm.consensus.faults import MAX_FAULTS, Fault, HopFault
 from swarm.consensus.records import (
     MAX_PACE_US,
     MAX_VOTERS,
@@ -108,7 +108,7 @@ class Feed(Message):
 
     step: Count
     term: Count
-    faults: Annotated[tuple[HopFault, ...], Field(max_length=MAX_FAULTS, exclude_if=operator.not_)] = ()
+    faults: Annotated[tuple[Fault, ...], Field(max_length=MAX_FAULTS, exclude_if=operator.not_)] = ()
 
 
 class Over(Message):
@@ -207,11 +207,12 @@ class Averaged(Message):
     when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked. ``rows`` is
     a trainer's signature under its rows of the step (:func:`~swarm.consensus.records.rows_bytes`), empty where they are
     not what it reported. ``aborted_by`` is who told it that the round is void, where it did not find out itself.
-    ``differs``: the culprit holds another result than most. ``heard`` is what it measured of the links to the others of
-    its part, ``pace_us`` how many microseconds it computes a microbatch for, 0 where no record is to say so.
-    ``guarded`` are the sums that it left out of what it averaged for all, ``lengths`` those of its microbatches that
-    are usual, where they are bounded, ``words`` what it says of their trainers, where these are tested. ``waited`` are
-    those of its part that were late for the round, with the seconds that it waited for each.
+    ``differs``: the culprit holds another result than most. ``proven`` is this member's signature that it has itself
+    proven the culprit wrong (:func:`~swarm.security.signing.averaging_bytes`). ``heard`` is what it measured of the
+    links to the others of its part, ``pace_us`` how many microseconds it computes a microbatch for, 0 where no record
+    is to say so. ``guarded`` are the sums that it left out of what it averaged for all, ``lengths`` those of its
+    microbatches that are usual, where they are bounded, ``words`` what it says of their trainers, where these are
+    tested. ``waited`` are those of its part that were late for the round, with the seconds that it waited for each.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -221,6 +222,7 @@ class Averaged(Message):
     culprit: PeerIdField | None = None
     aborted_by: PeerIdField | None = None
     differs: bool = False
+    proven: Annotated[bytes, Field(max_length=64, exclude_if=operator.not_)] = b""
     missing: Annotated[tuple[MicrobatchField, ...], LISTED] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
     pace_us: Annotated[int, Field(ge=0, le=MAX_PACE_US, exclude_if=lambda value: not value)] = 0

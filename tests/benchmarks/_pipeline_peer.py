@@ -45,7 +45,7 @@ from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.security.signing import verify
-from swarm.security.statements import HopStatement
+from swarm.security.statements import AuditStatement
 from tests.benchmarks._pipeline_load import (
     SIZES,
     Order,
@@ -271,7 +271,7 @@ class EndlessLeader:
         """Nothing is poisonous here."""
         raise RuntimeError(f"{microbatch} was set aside: {reason}")
 
-    async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+    async def accuse(self, claim: HopClaim, found: Sequence[AuditStatement]) -> None:
         """Nothing is computed again."""
 
     async def wait_quota(self, step: int) -> None:

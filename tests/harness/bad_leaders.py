@@ -26,7 +26,7 @@ from swarm.network.protocols import AnyMethod
 from swarm.optim.part import TrainedPart
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity
-from swarm.security.statements import HopStatement
+from swarm.security.statements import AuditStatement
 from swarm.sim.loop import PEER
 from swarm.step.leader.answers import AnswerRules
 from swarm.step.leader.batch import BatchCollection
@@ -184,7 +184,7 @@ def invented(book: StepBook, accused: PeerId) -> HopFault:
         told=bytes(32),
         tokens=0,
         receipt=bytes(64),
-        statements=tuple(HopStatement(auditor=judge, wrong=True, signature=bytes(64)) for judge in judges),
+        statements=tuple(AuditStatement(auditor=judge, wrong=True, signature=bytes(64)) for judge in judges),
     )
 
 

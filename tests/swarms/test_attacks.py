@@ -14,14 +14,18 @@ import pytest
 import torch
 
 from peers.chaos.liars.lies import Liar, lying
+from peers.commands.history import fault_lines, read
+from peers.commands.history_source import HistorySource
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.exchange import Exchange
 from swarm.averaging.allreduce.messages import ReduceRequest
 from swarm.averaging.allreduce.partition import ReduceChunk
+from swarm.averaging.allreduce.plan import RoundKey
+from swarm.consensus.faults import FIRST_BAR
 from swarm.consensus.placement import Candidate
 from swarm.consensus.records import CloseRecord, Contribution
-from swarm.consensus.roster import own_term
+from swarm.consensus.roster import Roster, own_term
 from swarm.events import (
     Accumulated,
     DigestMismatch,
@@ -29,11 +33,12 @@ from swarm.events import (
     HopDiffers,
     JourneySetAside,
     PartsCapped,
+    ProvenWrong,
     RoundVoid,
     StepClosed,
     SumLeftOut,
 )
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.following import Following
 from swarm.membership.founder import Founder
 from swarm.membership.membership import Membership
@@ -48,6 +53,7 @@ from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
 from swarm.step.leader.close import StepClose
 from swarm.step.loop import StepLoop
+from swarm.step.member.open_step import Attempt, Mean
 from swarm.step.messages import PREPARE, Prepare, Reconcile
 from tests.harness.bad_leaders import corrupts_sums
 from tests.harness.swarm import LocalPeer
@@ -101,28 +107,58 @@ def test_replica_whose_sum_is_turned_around_is_left_out_and_named_by_those_that_
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 
-def test_replica_whose_means_are_wrong_is_found_out_named_and_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("check", [0.02, 1.0])
+def test_replica_whose_means_are_wrong_is_proven_wrong_at_its_first_lie_and_barred(
+    check: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, lies = Exchange._reduce, list[int]()
+    honest, lies = Exchange._reduce, list[RoundKey]()
 
     def negated(exchange: Exchange, chunk: ReduceChunk, sums: Any) -> memoryview:
         result = honest(exchange, chunk, sums)
-        if PEER.get() != "host-0" or not 3 <= exchange._plan.key.step <= 6:
+        if PEER.get() != "host-0" or exchange._plan.key.step < 3:
             return result
-        lies.append(exchange._plan.key.step)
+        lies.append(exchange._plan.key)
         return exchange.output.settle(chunk, -exchange.output.vector[chunk.start : chunk.stop])
 
     monkeypatch.setattr(Exchange, "_reduce", negated)
-    swarm = SimSwarm(tmp_path, **LEARNS | {"hosts": 6, "averaging": {"check": 1.0}})
+    swarm = SimSwarm(tmp_path, may_fail=True, **LEARNS | {"hosts": 6, "averaging": {"check": check}})
     run_world(swarm.run())
-    assert lies
-    liar = swarm.peers["host-0"].endpoint.peer
+    assert len(set(lies)) == 1, "it is asked no second time"
+    liar, step = swarm.peers["host-0"].endpoint.peer, lies[0].step
+    (told,) = swarm.events(ProvenWrong)
+    assert (told.step, told.peer, told.part, told.microbatch) == (step, liar, lies[0].part, None)
+    assert (len(told.by), told.until) == (2, step + 1 + FIRST_BAR)
     assert {event.culprit for event in swarm.events(RoundVoid) if event.culprit} == {liar}
-    absent = [set(record["absent"]) for record in swarm.history()[1:]]
-    assert {liar} in absent
-    assert set().union(*absent) <= {liar}
+    records = {record["step"]: record for record in swarm.history()}
+    assert {at: record["absent"] for at, record in records.items() if record["absent"]} == {step: [liar]}
+    assert all(liar not in {one["peer"] for one in record["roster"]} for at, record in records.items() if at >= step)
+    assert {name for name, peer in swarm.peers.items() if peer.outcome != DONE} == {"host-0"}
+    kept = read(HistorySource(swarm.root / "bootstrap" / "history.jsonl"), last=None, verify=True)
+    assert kept.broken == ""
+    (line,) = fault_lines(kept.rows)
+    assert f"{lies[0].part} of its average by host-0" in line
+    assert line.endswith(f"all signatures verified; host-0 barred until step {told.until}")
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
+
+
+def test_word_of_one_replica_on_anothers_means_bars_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, lies = Attempt.run, list[int]()
+
+    async def run(attempt: Attempt, body: Reconcile, roster: Roster, *more: Any) -> Mean:
+        mean = await honest(attempt, body, roster, *more)
+        if PEER.get() != "host-0" or body.step != 3 or lies:
+            return mean
+        lies.append(body.step)
+        (victim, *_) = [peer for peer in roster.replicas(PartName("stage-0")) if peer != attempt.me]
+        said = mean.answer.model_copy(update={"failure": "a lie", "culprit": victim})
+        return replace(mean, answer=said, proven=True)
+
+    monkeypatch.setattr(Attempt, "run", run)
+    swarm = SimSwarm(tmp_path, **LEARNS | {"hosts": 6, "run": {"steps": 5}, "averaging": {"check": 1.0}})
+    run_world(swarm.run())
+    assert lies == [3]
+    assert not any(record.get("faults") or record["absent"] for record in swarm.history())
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
 
 
 # --- whose work counts for whom ---------------------------------------------------------------------------------------

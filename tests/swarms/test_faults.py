@@ -24,7 +24,7 @@ from swarm.ids import JourneyKey, PeerId
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import audit_bytes
-from swarm.security.statements import HopStatement
+from swarm.security.statements import AuditStatement
 from swarm.sim.loop import PEER, run_world
 from swarm.step.calls import first_leaf
 from swarm.step.member.remote_leader import RemoteLeader
@@ -53,7 +53,7 @@ def fault_of(swarm: SimSwarm, at: JourneyKey, one: Contribution, receipt: Signed
     said = {}
     for number, judge in enumerate(judges):
         signed = audit_bytes(swarm.manifest.run_id, at, STAGE, one.route[STAGE], receipt.digest, words(number))
-        said[judge] = HopStatement(auditor=judge, wrong=words(number), signature=identities[judge].sign(signed))
+        said[judge] = AuditStatement(auditor=judge, wrong=words(number), signature=identities[judge].sign(signed))
     return HopFault(
         step=at.step,
         microbatch=at.microbatch,

@@ -310,7 +310,7 @@ class AllReduce:
         inbox.admit_member(caller, message.plan)
         if not inbox.plan.signed:
             raise Violation(f"round {message.key} is not signed off", peer=caller)
-        inbox.agree(caller, message.result)
+        inbox.agree(caller, message)
         await inbox.wait_signed(caller, message.result)
         return Empty()
 
@@ -375,7 +375,7 @@ def _to_host(vector: torch.Tensor) -> Floats:
 
 
 def _verdict(group: BaseExceptionGroup[BaseException]) -> RoundFailed:
-    """The one failure to report: one that names a culprit before one that does not. Raises what is our own bug."""
+    """The one failure to report: what is proven first, then one that names a culprit. Raises what is our own bug."""
     leaves: list[BaseException] = []
     open_groups: list[BaseExceptionGroup[BaseException]] = [group]
     while open_groups:
@@ -388,4 +388,4 @@ def _verdict(group: BaseExceptionGroup[BaseException]) -> RoundFailed:
         if not isinstance(error, RoundFailed):
             raise error from group
     failures = [error for error in leaves if isinstance(error, RoundFailed)]
-    return min(failures, key=lambda failure: not failure.peer)
+    return min(failures, key=lambda failure: (not failure.proven, not failure.peer))

@@ -4,11 +4,15 @@ All members get the same bytes of a chunk, whatever its reducer made of the sums
 member draws some of them in secret, asks for the sums, and reduces them again, to the bit. Nobody can be framed:
 
 * Each contributor commits to its sum before any travels: it signs the root of its chunks' hashes. Reducers take only
-  what it committed to, and so do those who check; at the end all compare the roots that they were given. So a member
-  that hands the reducer one sum and others another is named itself.
+  what it committed to, and so do those who check. With what they hold all tell the roots that they were given, and
+  compare them before they check anything. So a member that hands the reducer one sum and others another is named
+  itself, and a reducer for nothing that it could not know.
 * What one member calls wrong, signed, all tell each other, and reduce it again before anybody leaves. A mean that is
   wrong names its reducer at each of them. One that is right stays, no matter who says otherwise.
 * Who keeps a sum back, or gives up, is named for nothing but its own mean, and by nobody else than who had drawn it.
+
+What a member saw so for itself is ``proven`` there: it never is of an honest one, whose roots all have, and whose mean
+these give at any machine. More than half of the others who say so have it barred (:mod:`swarm.consensus.faults`).
 
 Cost of a round of K members: a hash of the own sum and of all sums that are reduced here, some .3 ns a byte; K - 1
 signatures to verify, .1 ms each; two small calls more to each other member; and of the chunks that are drawn all sums.
@@ -45,7 +49,7 @@ HASH_BYTES = 32
 NEAR = 0.05
 """Who is so near to being far out may be left out of a mean by one machine, and not by another."""
 MOST_UNSURE = 4
-"""Who so many others are beside is judged as it looks here."""
+"""Where more are, a mean that looks wrong may be right elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +97,15 @@ def commitment_bytes(plan: RoundPlan) -> int:
     return SIGNATURE_BYTES + HASH_BYTES * len(plan.chunks)
 
 
-def told_roots(commitments: Mapping[PeerId, Commitment]) -> dict[PeerId, str]:
-    """Return what a member tells the others of the commitments that it was given."""
-    return {peer: (one.root + one.signature).hex() for peer, one in commitments.items()}
-
-
 def equivocator(
     plan: RoundPlan, mine: Mapping[PeerId, Commitment], told: Mapping[str, str], signing: Signing
-) -> tuple[PeerId, str] | None:
-    """Say who gave another than us another commitment, as its signatures show."""
+) -> PeerId | None:
+    """Return who gave another than us another commitment, as its signatures show."""
     for peer, ours in mine.items():
         other = bytes.fromhex(told.get(peer, ""))
         root, signature = other[:HASH_BYTES], other[HASH_BYTES:]
         if root != ours.root and signing.verify(peer, _signed(plan, root), signature):
-            return peer, "committed to two sums in one round"
+            return peer
     return None
 
 
@@ -118,24 +117,27 @@ def drawn(plan: RoundPlan, me: PeerId, *, everything: bool) -> list[ReduceChunk]
     return found or (draw.sample(others, 1) if others else [])
 
 
-def is_mean(plan: RoundPlan, chunk: ReduceChunk, sums: Mapping[PeerId, Floats], seal: bytes) -> bool:
-    """Return whether the bytes with this hash are what an honest reducer makes of these sums, in rank order."""
-    means = (weighted_mean(kept, list(kept), divisor, plan.result_dtype) for kept, divisor in _kept(plan, sums))
-    return any(blake3(plan.results.encode(mean, chunk)).digest() == seal for mean in means)
-
-
-def _kept(plan: RoundPlan, sums: Mapping[PeerId, Floats]) -> list[tuple[dict[PeerId, Floats], int]]:
-    """Whose sums may be in the mean, and what divides them. Machines differ in the last bits of a distance."""
+def is_mean(plan: RoundPlan, chunk: ReduceChunk, sums: Mapping[PeerId, Floats], seal: bytes) -> bool | None:
+    """Return whether the bytes with this hash are what an honest reducer makes of these sums, in rank order; None where
+    that hangs on the machine. Machines differ in the last bits of a distance: who is beside the limit may be in or out,
+    and all of them are tried, up to MOST_UNSURE."""
     found = distances(sums, plan.weights) if plan.guarded else [0.0] * len(sums)
     far = {peer for peer, one in zip(sums, found, strict=True) if one > FAR * (1 + NEAR)}
-    unsure = [peer for peer, one in zip(sums, found, strict=True) if abs(one - FAR) <= FAR * NEAR][:MOST_UNSURE]
-    choices = itertools.chain.from_iterable(itertools.combinations(unsure, n) for n in range(len(unsure) + 1))
-    left_out = [far.union(some) for some in choices]
-    return [
-        ({peer: values for peer, values in sums.items() if peer not in out},
-         plan.divisor - sum(plan.weights[peer] for peer in out))
-        for out in left_out
-    ]  # fmt: skip
+    unsure = [peer for peer, one in zip(sums, found, strict=True) if abs(one - FAR) <= FAR * NEAR]
+    tried = unsure[:MOST_UNSURE]
+    for some in itertools.chain.from_iterable(itertools.combinations(tried, n) for n in range(len(tried) + 1)):
+        kept = {peer: values for peer, values in sums.items() if peer not in far.union(some)}
+        divisor = plan.divisor - sum(plan.weights[peer] for peer in far.union(some))
+        mean = weighted_mean(kept, list(kept), divisor, plan.result_dtype)
+        if blake3(plan.results.encode(mean, chunk)).digest() == seal:
+            return True
+    return False if tried == unsure else None
+
+
+def _surest(found: Mapping[ReduceChunk, bool | None]) -> ReduceChunk:
+    """Return the chunk to name of those that are not right: the first that is wrong, before one of which that is not
+    known. So all who see the same name the same."""
+    return min(found, key=lambda one: (found[one] is None, one.index))
 
 
 def _root(leaves: bytes) -> bytes:
@@ -193,28 +195,33 @@ class RoundCheck:
             if not self._commitments[peer].fits(chunk, encoded):
                 raise Violation(f"sent another sum of chunk {chunk.index} than it committed to", peer=peer)
 
+    def roots(self) -> dict[str, str]:
+        """Return what we tell the others of the commitments that we were given."""
+        return {peer: (one.root + one.signature).hex() for peer, one in self._commitments.items()}
+
     async def run(self, output: ReducedVector) -> None:
         """Check what we draw, and what others call wrong; all hold the same result by now. Raises RoundFailed naming
         who is wrong, once those who only look on have seen it, too."""
         everybody, inbox = set(self._plan.members), self._inbox
-        found = await self._found(output, drawn(self._plan, self._me, everything=inbox.suspicious))
+        inbox.judged = self._compared()
+        found = {}
+        if inbox.judged is None:
+            found = await self._found(output, drawn(self._plan, self._me, everything=inbox.suspicious))
         own: dict[str, tuple[int, bytes]] = {}
-        if found:  # a mean that is wrong before one of which that is not known
-            chunk = min(found, key=lambda one: (found[one] is None, one.index))
+        if found:
+            chunk = _surest(found)
             inbox.judged = self._failure(chunk, known=found[chunk] is False)
             own = {self._me: (chunk.index, self._signing.sign(_accused(self._plan, chunk.index)))}
-        roots = told_roots(self._commitments)
-        told = await self._tell(Checked.of(self._plan, turn=0, wrong=own, sums=roots), everybody)
+        told = await self._tell(Checked.of(self._plan, turn=0, wrong=own), everybody)
         heard = {peer: said for one in told.values() for peer, said in self._signed(one).items()}
         # One that is called wrong at one member only, is called so at all now: nobody leaves before it was looked at.
         again = await self._tell(Checked.of(self._plan, turn=1, wrong=heard), everybody)
         for by, one in again.items():
             heard |= {peer: said for peer, said in self._signed(one).items() if peer != by}
-        failure = inbox.judged or self._compared(told)
-        if failure is None and not heard:
+        if inbox.judged is None and not heard:
             return
         accused = {self._plan.chunks[index] for index, _ in heard.values()}
-        failure = inbox.judged = failure or await self._judged(output, accused)
+        failure = inbox.judged = inbox.judged or await self._judged(output, accused)
         aside = {*heard, *map(self._plan.reducer, accused), *([failure.peer] if failure is not None else [])}
         inbox.looked()
         await asyncio.gather(*(self._wait_for(peer) for peer in everybody - aside - {self._me}))
@@ -233,8 +240,10 @@ class RoundCheck:
     def _failure(self, chunk: ReduceChunk, *, known: bool) -> RoundFailed:
         reducer = self._plan.reducer(chunk)
         did = f"reduced chunk {chunk.index} to something else than its sums give"
-        withheld = f"reduced chunk {chunk.index}, and gives no sum for it"
-        return RoundFailed(did if known else withheld, peer="" if reducer == self._me else reducer)
+        unsure = f"reduced chunk {chunk.index}, and nothing shows that it did so rightly"
+        if reducer == self._me:
+            return RoundFailed(did if known else unsure)
+        return RoundFailed(did if known else unsure, peer=reducer, proven=known)
 
     async def _tell(self, message: Checked, awaited: set[PeerId]) -> Mapping[PeerId, Checked]:
         """Tell these, and wait for the same of them; returns what each said."""
@@ -260,24 +269,23 @@ class RoundCheck:
             if not self._inbox.is_accused(peer):
                 raise
 
-    def _compared(self, told: Mapping[PeerId, Checked]) -> RoundFailed | None:
-        """Say who committed to two sums."""
-        for _, said in sorted(told.items()):
-            found = equivocator(self._plan, self._commitments, said.sums, self._signing)
-            if found is not None:
-                return RoundFailed(found[1], peer=found[0])
+    def _compared(self) -> RoundFailed | None:
+        """Say who committed to two sums. What each member was given it has told with what it holds: a reducer does so
+        before it is checked by what others were given."""
+        for _, told in sorted(self._inbox.roots.items()):
+            if (found := equivocator(self._plan, self._commitments, told, self._signing)) is not None:
+                return RoundFailed("committed to two sums in one round", peer=found, proven=True)
         return None
 
     async def _judged(self, output: ReducedVector, accused: Iterable[ReduceChunk]) -> RoundFailed | None:
         """Say which of the chunks that others call wrong is. One that is right stays, no matter who says otherwise;
-        where its own reducer gives no sum for it, the round is void, and nobody is named for that."""
-        for chunk in sorted(accused, key=lambda chunk: chunk.index):
-            right = await self._is_right(output, chunk)
-            if right is False:
-                return self._failure(chunk, known=True)
-            if right is None:
-                return RoundFailed(f"chunk {chunk.index} is called wrong, and its reducer gives no sum for it")
-        return None
+        where nothing shows that one is, the round is void, and nobody is named for that."""
+        found = await self._found(output, sorted(accused, key=lambda chunk: chunk.index))
+        if not found:
+            return None
+        if found[chunk := _surest(found)] is False:
+            return self._failure(chunk, known=True)
+        return RoundFailed(f"chunk {chunk.index} is called wrong, and nothing shows that it is right")
 
     async def _found(self, output: ReducedVector, chunks: Iterable[ReduceChunk]) -> dict[ReduceChunk, bool | None]:
         """Return those of the chunks that are not shown to be right: see :meth:`_is_right`."""
@@ -293,8 +301,9 @@ class RoundCheck:
         return {chunk: one for chunk, one in right.items() if not one}
 
     async def _is_right(self, output: ReducedVector, chunk: ReduceChunk) -> bool | None:
-        """Return whether a chunk's mean is that of its sums; None where its own reducer keeps its sum to itself. Where
-        another does, nobody can tell, and it counts as right: else who keeps it back could have others blamed."""
+        """Return whether a chunk's mean is that of its sums; None where its own reducer keeps its sum to itself, or it
+        hangs on the machine. Where another does, it counts as right: else who keeps it back could have others blamed.
+        """
         request, most = SumRequest.of(self._plan, index=chunk.index), self._plan.sums.wire_bytes(chunk.elements)
         sums: dict[PeerId, Payload] = {}
         for peer in self._plan.contributors:
@@ -306,11 +315,11 @@ class RoundCheck:
                 logger.warning("chunk %d cannot be checked, %s gives no sum: %s", chunk.index, peer, error)
                 return None if peer == self._plan.reducer(chunk) else True
         try:
-            right: bool = await self._means.run(self._fits, chunk, sums, output.seal(chunk))
+            right: bool | None = await self._means.run(self._fits, chunk, sums, output.seal(chunk))
         except Violation as error:
             raise RoundFailed(error.reason, peer=error.peer) from error
         return right
 
-    def _fits(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload], seal: bytes) -> bool:
+    def _fits(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload], seal: bytes) -> bool | None:
         decoded = {peer: self._plan.sums.decode(encoded, chunk.elements) for peer, encoded in sums.items()}
         return is_mean(self._plan, chunk, decoded, seal)

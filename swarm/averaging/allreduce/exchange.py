@@ -227,20 +227,22 @@ class Exchange:
         A member answers when it has signed, too: until then a call to it is open, and its death is known at once. Those
         whom nobody calls it answers when they all have: so each of them hears of the others.
         """
-        self._inbox.agree(self._me, digest)
-        message, uncalled = Agreement.of(self._plan, result=digest), self._me in self._plan.outgoing
+        roots = {} if self._check is None else self._check.roots()
+        message, uncalled = Agreement.of(self._plan, result=digest, sums=roots), self._me in self._plan.outgoing
+        self._inbox.agree(self._me, message)
         async with asyncio.TaskGroup() as tasks:
             for peer in self._others:
                 tasks.create_task(self._sign_with(peer, message))
             if not uncalled:  # one that differs from most is known before all have answered, which then nobody does
                 tasks.create_task(self._inbox.wait_agreements())
         for peer in self._plan.outgoing if uncalled else ():
-            self._inbox.agree(peer, digest)
+            self._inbox.agree(peer, message)
         await self._inbox.wait_agreements()
 
     async def _sign_with(self, peer: PeerId, message: Agreement) -> None:
         await self._questions.ask(peer, AGREE, message)
-        self._inbox.agree(peer, message.result)
+        if self._check is None:  # else it tells us what it was given, too
+            self._inbox.agree(peer, message)
 
     async def _off_loop(self, chunk: ReduceChunk, work: Callable[..., T], *args: object) -> T:
         try:

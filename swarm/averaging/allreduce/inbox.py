@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 
-from swarm.averaging.allreduce.messages import Checked, ReduceRequest
+from swarm.averaging.allreduce.messages import Agreement, Checked, ReduceRequest
 from swarm.averaging.allreduce.meter import RoundMeter
 from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.averaging.allreduce.plan import MemberPlan, RoundPlan
@@ -136,6 +136,8 @@ class Inbox:
     def __init__(self, plan: RoundPlan, me: PeerId) -> None:
         self.plan, self.me, self.place = plan, me, MemberPlan(plan, me)
         self.agreements: dict[PeerId, str] = {}
+        self.roots: dict[PeerId, Mapping[str, str]] = {}
+        """What members were given to commit to, in a round that is checked."""
         self.meter = RoundMeter()
         self.entered_at = math.inf
         self._sums = _HeldSums(plan, self.place)
@@ -252,10 +254,11 @@ class Inbox:
         """Return the members that do not hold the whole result, as far as we know."""
         return sorted(set(self.plan.members) - self.agreements.keys() if self.plan.signed else self._to_give())
 
-    def agree(self, caller: PeerId, result: str) -> None:
-        """Note that a member holds the whole result, by its digest. The first word counts."""
-        self.agreements.setdefault(caller, result)
-        self._news.wake("agreement")
+    def agree(self, caller: PeerId, message: Agreement) -> None:
+        """Note that a member holds the whole result. The first word counts."""
+        if caller not in self.agreements:
+            self.agreements[caller], self.roots[caller] = message.result, message.sums
+            self._news.wake("agreement")
 
     def fail(self, failure: RoundFailed) -> None:
         """End the round for all who wait here. The first reason stays; what was held is let go."""
@@ -386,10 +389,9 @@ class Inbox:
 
     def raise_failure(self) -> None:
         """Raise the round's failure, if it failed."""
-        if self.failure is not None:
-            failure = self.failure
-            told_by, differs = failure.aborted_by, failure.differs
-            raise RoundFailed(failure.reason, peer=failure.peer, aborted_by=told_by, differs=differs)
+        if (one := self.failure) is not None:
+            more = {"differs": one.differs, "proven": one.proven}
+            raise RoundFailed(one.reason, peer=one.peer, aborted_by=one.aborted_by, **more)
 
     def given_up_by(self, caller: PeerId, reason: str, now: float, culprit: PeerId | None = None) -> RoundFailed:
         """Return the failure of the round when another member says that it is void. Nobody is blamed for its word: only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
@@ -55,21 +56,24 @@ class SumRequest(RoundMessage):
 
 
 class Checked(RoundMessage):
-    """ "I have checked." Turn 0 is about what was drawn: ``wrong`` has a chunk whose mean is none of its sums, signed,
-    and ``sums`` the root and signature of each commitment that was given to the sender. Turn 1 tells on what others
-    called wrong. Turn 2 asks whether the receiver has looked at that, and is answered once it has."""
+    """ "I have checked." Turn 0 is about what was drawn: ``wrong`` has a chunk whose mean is none of its sums, signed.
+    Turn 1 tells on what others called wrong. Turn 2 asks whether the receiver has looked at that, and is answered once
+    it has."""
 
     turn: Annotated[int, Field(ge=0, le=2)]
     wrong: Annotated[dict[PeerIdField, tuple[Count, SignatureField]], Field(max_length=MOST_CHECKED)] = {}
-    sums: Annotated[
-        dict[PeerIdField, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{192}$")]], Field(max_length=MOST_CHECKED)
-    ] = {}
 
 
 class Agreement(RoundMessage):
-    """ "I hold the whole result, and this is its digest.\""""
+    """ "I hold the whole result, and this is its digest." In a round that is checked ``sums`` has the root and
+    signature of each commitment that was given to the sender: by these it reduced, as it says before anybody checks
+    that."""
 
     result: DigestField
+    sums: Annotated[
+        dict[PeerIdField, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{192}$")]],
+        Field(max_length=MOST_CHECKED, exclude_if=operator.not_),
+    ] = {}
 
 
 class Abort(RoundMessage):

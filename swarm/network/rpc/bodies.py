@@ -163,7 +163,21 @@ def _extent(schema: Any, known: Mapping[str, Any]) -> Extent | None:
         return Extent(schema.get("max_length", MAX_ELEMENTS), _extent(schema["values_schema"], known))
     if kind == "named-tuple":
         return Extent(MAX_NAMED)
+    if kind == "union":
+        choices = [_extent(one[0] if isinstance(one, tuple) else one, known) for one in schema["choices"]]
+        return functools.reduce(_either, choices)
     return _extent(schema["schema"], known) if "schema" in schema else Extent(0)
+
+
+def _either(one: Extent | None, other: Extent | None) -> Extent | None:
+    """Return the extent of what is one or the other: validation says whether it is either."""
+    if one is None or other is None:
+        return None
+    keys = None
+    if one.keys is not None and other.keys is not None:
+        both = one.keys.keys() & other.keys.keys()
+        keys = {**one.keys, **other.keys, **{key: _either(one.keys[key], other.keys[key]) for key in both}}
+    return Extent(max(one.most, other.most), _either(one.each, other.each), keys)
 
 
 MAX_NAMED = 8

@@ -25,7 +25,7 @@ from swarm.pipeline.messages import AUDIT, Audit, Audited, Verdict
 from swarm.pipeline.seals import Check
 from swarm.pipeline.trainer.hops import Receipt
 from swarm.security.signing import audit_bytes
-from swarm.security.statements import HopStatement, found_wrong
+from swarm.security.statements import AuditStatement, found_wrong
 from swarm.waiting import retry_while_busy
 
 NEWCOMER_SHARE, STANDING = 0.25, 8
@@ -60,7 +60,7 @@ class HopOutcome:
     outcome: AuditOutcome
     reason: str = ""
     by: tuple[PeerId, ...] = ()
-    proof: tuple[HopStatement, ...] = ()
+    proof: tuple[AuditStatement, ...] = ()
     against: tuple[PeerId, ...] = ()
 
     @property
@@ -168,7 +168,7 @@ class Audits:
         answers = await asyncio.gather(*(self._ask(peer, claim) for peer in others))
         said_by = [(first, "wrong", said), *((peer, *answer) for peer, answer in zip(others, answers, strict=True))]
         found = tuple(
-            HopStatement(auditor=peer, wrong=verdict == "wrong", signature=one.signature)
+            AuditStatement(auditor=peer, wrong=verdict == "wrong", signature=one.signature)
             for peer, verdict, one in said_by
             if verdict in ("right", "wrong")
         )

@@ -62,7 +62,7 @@ from swarm.pipeline.trainer.hops import (
 from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.schema import Empty
-from swarm.security.statements import HopStatement
+from swarm.security.statements import AuditStatement
 from swarm.waiting import retry_while_busy
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class JourneyContext:
     most_loss: float = math.inf
 
 
-async def _to_nobody(claim: HopClaim, found: Sequence[HopStatement]) -> None:
+async def _to_nobody(claim: HopClaim, found: Sequence[AuditStatement]) -> None:
     """Nobody leads."""
 
 
@@ -117,7 +117,7 @@ class JourneyHooks:
     attend: Callable[[Iterable[PeerId]], None]
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     warn: Callable[[], None] = lambda: None
-    accuse: Callable[[HopClaim, Sequence[HopStatement]], Coroutine[Any, Any, None]] = _to_nobody
+    accuse: Callable[[HopClaim, Sequence[AuditStatement]], Coroutine[Any, Any, None]] = _to_nobody
 
 
 # --- a microbatch, and what comes of it -------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ from swarm.pipeline.trainer.journey import (
 )
 from swarm.pipeline.window import StepWindow
 from swarm.schema import Empty
-from swarm.security.statements import HopStatement
+from swarm.security.statements import AuditStatement
 from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class StepLeader(Protocol):
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         """Report a microbatch that cannot be computed; its quota is free again."""
 
-    async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+    async def accuse(self, claim: HopClaim, found: Sequence[AuditStatement]) -> None:
         """Tell what others found that computed a hop again; returns when the leader knows. Raises a PeerError where it
         takes that for no proof, and for a closed step."""
 
@@ -403,7 +403,7 @@ class Trainer:
         self._tasks.changed.set()
         await self._report(row, leader)
 
-    async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+    async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[AuditStatement]) -> None:
         """Return when the leader knows, or takes it for no proof, or the step is closed. What it does not take is
         named in the log, and so is what it was not told when this was cancelled."""
         try:

@@ -6,11 +6,13 @@ or when it alone blames others again and again.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from swarm.consensus.acceptor import Promised, Vote, check_promise, may_be_decided, promise_bytes
+from swarm.consensus.faults import MAX_STATEMENTS, AveragingFault, Proven, check_fault
 from swarm.consensus.records import (
     MAX_VOTERS,
     acceptance_bytes,
@@ -21,7 +23,9 @@ from swarm.consensus.records import (
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import OutOfSync, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
-from swarm.schema import Message
+from swarm.schema import AFTER_CHARS, Message
+from swarm.security.signing import averaging_bytes
+from swarm.security.statements import AuditStatement
 from swarm.step.context import CloseContext
 from swarm.step.decisions import Disagreement
 from swarm.step.member.acceptance import AcceptanceRules
@@ -187,6 +191,29 @@ class AnswerRules:
             if trainer in averaged
             and not self._verify(trainer, rows_bytes(*step, rows, absent), averaged[trainer].rows)
         ]
+
+    def wrong(self, part: PartName, answers: Mapping[PeerId, Averaged]) -> list[tuple[AveragingFault, Proven]]:
+        """Return what proves members wrong by what they did in a void round of a part, and whom it does: as so many of
+        the others have signed, each of whom saw it for itself."""
+        said: defaultdict[str, list[AuditStatement]] = defaultdict(list)
+        step, previous = self._step, self._history.head_hash
+        for peer, answer in answers.items():
+            if answer.culprit is not None and answer.culprit != peer:
+                signed = averaging_bytes(self._run, step, previous[:AFTER_CHARS], part, answer.culprit, wrong=True)
+                if self._verify(peer, signed, answer.proven):
+                    said[answer.culprit].append(AuditStatement(auditor=peer, wrong=True, signature=answer.proven))
+        found: list[tuple[AveragingFault, Proven]] = []
+        for accused, statements in sorted(said.items()):
+            fault = AveragingFault(
+                step=step,
+                after=previous[:AFTER_CHARS],
+                part=part,
+                accused=accused,
+                statements=tuple(statements[:MAX_STATEMENTS]),
+            )
+            with contextlib.suppress(Refused):  # too few of them say so
+                found.append((fault, check_fault(self._run, self._roster, step, previous, fault, self._verify)))
+        return found
 
     def unproven(self, asked: Asked, prepared: Mapping[PeerId, Prepared]) -> list[PeerId]:
         """Return the replicas that answered without their signature under the digest of the state after the step."""

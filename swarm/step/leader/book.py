@@ -11,7 +11,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.consensus.changes import OpenStepFacts, Verify
-from swarm.consensus.faults import MAX_FAULTS, HopFault, barring, newly_barred
+from swarm.consensus.faults import MAX_FAULTS, Fault, Proven, barring, newly_barred
 from swarm.consensus.ledger import Ledger
 from swarm.consensus.records import CloseRecord, Contribution, Quarantined
 from swarm.consensus.roster import Roster
@@ -63,7 +63,7 @@ class StepBook:
         self.led: LedTerm | None = None
         self.refused: set[str] = set()
         """Records of earlier terms, by their hashes, that too many refused for them to be decided again."""
-        self.faults: dict[PeerId, tuple[HopFault, tuple[PeerId, ...]]] = {}
+        self.faults: dict[PeerId, tuple[Fault, Proven]] = {}
         """By the accused: the proof, and whom it proves wrong."""
         self.early_void = False
         self.lost_since: float | None = None
@@ -231,7 +231,7 @@ class StepBook:
         if led.ledger.put_aside(self.step, trainer, aside):
             self._given_back.set()
 
-    def accuse(self, fault: HopFault, found: tuple[PeerId, ...]) -> None:
+    def accuse(self, fault: Fault, found: Proven) -> None:
         """Take a checked fault, the first about each accused, or the first that proves it wrong: what proves its
         accusers wrong keeps no place from that. Raises Refused where no record of this step has room for it."""
         accused = PeerId(fault.accused)

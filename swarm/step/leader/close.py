@@ -10,6 +10,7 @@ the same bits.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -339,8 +340,8 @@ class StepClose:
                         step=record.step,
                         peer=peer,
                         accused=PeerId(fault.accused),
-                        microbatch=fault.microbatch,
-                        stage=fault.hop,
+                        part=fault.where,
+                        microbatch=fault.work,
                         by=by,
                         until=record.barred[peer].until if peer in out else 0,
                     )
@@ -408,8 +409,18 @@ class StepClose:
         for part in found.parts:
             self._numbers.void(part)
             replicas = self.book.roster.replicas(part)
-            self._blame(part, {peer: table.answers[peer] for peer in replicas if peer in table.answers})
+            answers = {peer: table.answers[peer] for peer in replicas if peer in table.answers}
+            if not self._accuse(part, answers):
+                self._blame(part, answers)
         raise _Retry(reason)
+
+    def _accuse(self, part: PartName, answers: Mapping[PeerId, Averaged]) -> bool:
+        """Take down what proves a member wrong; whether one is out by now for it."""
+        found = self._asks.believes.wrong(part, answers)
+        for fault, proven in found:
+            with contextlib.suppress(Refused):  # no record has room for more
+                self.book.accuse(fault, proven)
+        return any(fault.accused in self._batch.out for fault, _ in found)
 
     def _blame(self, part: PartName, answers: Mapping[PeerId, Averaged]) -> None:
         self._voids.void(part, answers)

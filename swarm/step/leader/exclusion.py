@@ -16,7 +16,7 @@ from swarm.waiting import StallDetector
 
 MAX_FAILURES = 3
 """How often a member that answers pings may fail to answer a question, before it is left out of the step."""
-PROVEN_WRONG = "others of its stage computed again what it did, and prove it wrong"
+PROVEN_WRONG = "others of its part computed again what it did, and prove it wrong"
 ALONE_S = 300.0
 """For so long a replica that differs from what most held decides nothing alone: others may come back."""
 

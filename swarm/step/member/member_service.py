@@ -22,7 +22,8 @@ from swarm.events import RecordRefused
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import AnyMethod
 from swarm.optim.clipping import factor
-from swarm.schema import Empty
+from swarm.schema import AFTER_CHARS, Empty
+from swarm.security.signing import averaging_bytes
 from swarm.step import messages
 from swarm.step.context import MemberContext
 from swarm.step.member.acceptance import AcceptanceRules
@@ -162,9 +163,10 @@ class MemberService:
                 state.conduct.attempt(caller, body.term, body.live, body.late)
                 self._suspect(state, body)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
-        answer = (await state.wait_mean()).answer
-        signed = self._signed(name, "gradient", Asked(body), answer.result)
-        return answer.model_copy(update={"signed": signed, "rows": context.attempt.rows(body, self._at.roster)})
+        mean = await state.wait_mean()
+        answer, signed = mean.answer, self._signed(name, "gradient", Asked(body), mean.answer.result)
+        said = {"signed": signed, "proven": self._accusation(name, mean)}
+        return answer.model_copy(update={**said, "rows": context.attempt.rows(body, self._at.roster)})
 
     def _signed(self, name: PartName | None, what: What, asked: Asked, digest: str) -> bytes:
         """Return our signature under our result of an attempt; b"" where there is none."""
@@ -172,6 +174,15 @@ class MemberService:
             return b""
         attempt, inputs = asked.attempts.get(name, 0), asked.inputs(what)
         return self._context.sign(self._signing.data(name, attempt, what, inputs, digest))
+
+    def _accusation(self, name: PartName | None, mean: Mean) -> bytes:
+        """Return our signature that whom we name was proven wrong here; b"" where nobody was."""
+        if not mean.proven or name is None or mean.answer.culprit is None:
+            return b""
+        at, after = self._at, self._at.history.head_hash[:AFTER_CHARS]
+        return self._context.sign(
+            averaging_bytes(at.rules.run, at.open_step, after, name, mean.answer.culprit, wrong=True)
+        )
 
     @property
     def _signing(self) -> ResultSigning:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -93,11 +93,13 @@ class Average(Protocol):
 @dataclass(frozen=True, slots=True)
 class Mean:
     """What averaging gave: our part's mean gradient (None without a part, or when it failed), the answer that says so,
-    and what is ``left`` of our contribution: :attr:`~swarm.averaging.allreduce.plan.RoundResult.left`."""
+    and what is ``left`` of our contribution: :attr:`~swarm.averaging.allreduce.plan.RoundResult.left`. ``proven``: it
+    failed because the answer's culprit was proven wrong here."""
 
     gradient: torch.Tensor | None
     answer: Averaged
     left: torch.Tensor | None = None
+    proven: bool = False
 
 
 @dataclass(slots=True)
@@ -263,7 +265,8 @@ class Attempt:
             result = await self.average(wanted, sums)
         except RoundFailed as error:
             culprit, told_by = error.peer or None, error.aborted_by or None
-            return _failed(error.reason, culprit=culprit, aborted_by=told_by, differs=error.differs)
+            failed = _failed(error.reason, culprit=culprit, aborted_by=told_by, differs=error.differs)
+            return replace(failed, proven=error.proven)
         heard: dict[str, tuple[int, int]] = {
             peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MAX_HEARD]
         }

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from swarm.clock import Clock
 from swarm.consensus.changes import Verify
-from swarm.consensus.faults import HopFault, check_fault
+from swarm.consensus.faults import Fault, HopFault, check_fault
 from swarm.consensus.ledger import is_reassigned
 from swarm.consensus.records import Contribution, Quarantined, rows_bytes
 from swarm.consensus.roster import owner
@@ -308,7 +308,7 @@ class RemoteLeader:
                 self._avoid(fault)
         return Empty()
 
-    def _avoid(self, fault: HopFault) -> None:
+    def _avoid(self, fault: Fault) -> None:
         """What a replica that is proven wrong does in the step is for nothing: have our trainer give it no more."""
         about = (self._at.rules.run, self._at.roster, fault.step, self._at.history.head_hash)
         if self.begun is not None and fault.accused in check_fault(*about, fault, self._verify):

@@ -15,7 +15,7 @@ from swarm.averaging.allreduce.check import Commitment, RoundCheck
 from swarm.averaging.allreduce.messages import CHECKED, CHUNK, ENTER, SUM, Checked
 from swarm.averaging.allreduce.output import Floats, weighted_mean
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
-from swarm.errors import Busy, RoundFailed
+from swarm.errors import Busy, Refused, RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Incoming
 from swarm.schema import Empty
@@ -81,6 +81,7 @@ async def test_reducer_of_a_wrong_mean_is_named_by_all_whoever_draws(
     draws(monkeypatch, *drawing)
     outcomes = await reduce_at(services, plan, whole_numbers(plan))
     assert set(named(outcomes)) == {LIAR}
+    assert proven(outcomes) == [LIAR] * len(outcomes[1:]), "each of them has reduced it itself"
     monkeypatch.undo()
     again = make_plan(weights, 40, checked=1e-9, attempt=1)
     assert set(named(await reduce_at(services, again, whole_numbers(again)))) == {LIAR}, "from now on all is checked"
@@ -100,9 +101,16 @@ async def test_reducer_that_gives_up_when_called_wrong_is_named_by_who_saw_it(
         return Answer(Empty())
 
     network.endpoints[LIAR].replace_handler(CHECKED, gives_up)
-    drew, *others = named(await reduce_at(services, plan, whole_numbers(plan)))
+    outcomes = await reduce_at(services, plan, whole_numbers(plan))
+    drew, *others = named(outcomes)
     assert drew == LIAR
+    assert set(proven(outcomes)) == {LIAR}
     assert set(others) <= {LIAR, ""}, "they have not seen it themselves"
+
+
+def proven(outcomes: list[Any]) -> list[str]:
+    """Whom each honest member has proven wrong that has."""
+    return [one.peer for one in outcomes[1:] if isinstance(one, RoundFailed) and one.proven]
 
 
 def accuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +177,23 @@ async def test_member_that_gives_who_checks_another_sum_has_no_reducer_named() -
     found = await reduce_at(services, plan, whole_numbers(plan))
     assert told
     assert {one.peer for one in found[1:] if isinstance(one, RoundFailed)} <= {LIAR, ""}
+    assert not proven(found)
+
+
+async def test_reducer_that_gives_no_sum_is_named_and_not_proven_wrong() -> None:
+    plan, network, kept_back = plan_of(), Network(), list[PeerId]()
+    services = await serve_members(network, plan.members)
+    wrong_means(services)
+
+    async def refuse(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+        kept_back.append(caller)
+        raise Refused("it is mine")
+
+    network.endpoints[LIAR].replace_handler(SUM, refuse)
+    found = await reduce_at(services, plan, whole_numbers(plan))
+    assert {*kept_back} == {*HONEST}
+    assert set(named(found)) == {LIAR}
+    assert not proven(found)
 
 
 @pytest.mark.parametrize("deceived", [HONEST[:1], HONEST[1:], HONEST])
@@ -182,10 +207,35 @@ async def test_member_that_commits_to_two_sums_is_named_by_all(deceived: list[Pe
     assert LIAR in found
 
 
-async def _commits_otherwise(network: Network, plan: RoundPlan, whom: Callable[[PeerId], bool]) -> None:
+@pytest.mark.parametrize("deceived", [HONEST[:1], HONEST[1:]])
+@pytest.mark.parametrize("checked", [1e-9, 1.0])
+async def test_reducer_that_got_another_sum_than_others_is_not_named_for_its_mean(
+    monkeypatch: pytest.MonkeyPatch, deceived: list[PeerId], checked: float
+) -> None:
+    plan, network, sent = plan_of(checked=checked), Network(), set[PeerId]()
+    services = await serve_members(network, plan.members)
+    other = {chunk.index: bytes(plan.sums.wire_bytes(chunk.elements)) for chunk in plan.chunks}
+    await _commits_otherwise(network, plan, lambda caller: caller in deceived, list(other.values()))
+    honest = network.endpoints[LIAR].call
+
+    async def call(target: PeerId, rpc: Any, body: Any, *, payload: Any = b"", **more: Any) -> Any:
+        if rpc is CHUNK and target in deceived:
+            sent.add(target)
+            payload = other[body.index]
+        return await honest(target, rpc, body, payload=payload, **more)
+
+    monkeypatch.setattr(network.endpoints[LIAR], "call", call)
+    outcomes = await reduce_at(services, plan, whole_numbers(plan))
+    assert sent == {*deceived}
+    assert proven(outcomes) == [LIAR] * len(HONEST), "its two signatures show it to each of them"
+
+
+async def _commits_otherwise(
+    network: Network, plan: RoundPlan, whom: Callable[[PeerId], bool], other: Sequence[bytes] = ()
+) -> None:
     from swarm.security.signing import Signing
 
-    honest, other = network.endpoints[LIAR].handler(ENTER), [bytes(16)] * len(plan.chunks)
+    honest, other = network.endpoints[LIAR].handler(ENTER), other or [bytes(16)] * len(plan.chunks)
     forged = Commitment.of(plan, other, Signing(lambda data: sign(LIAR, data))).to_bytes()
 
     async def forge(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:

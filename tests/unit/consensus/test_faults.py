@@ -16,19 +16,24 @@ from swarm.consensus.faults import (
     FIRST_BAR,
     MAX_AUDITORS,
     MAX_BARRED,
+    MAX_STATEMENTS,
+    AveragingFault,
     HopFault,
     auditors,
     barring,
     check_fault,
     newly_barred,
 )
+from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Member, Roster
 from swarm.consensus.slowness import FORGET, Barred, rests_until
 from swarm.errors import PeerError, Refused, Violation
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
+from swarm.network.rpc.bodies import decode, pack, unpack
 from swarm.schema import AFTER_CHARS
-from swarm.security.signing import PrivateIdentity, audit_bytes, receipt_bytes, verify
-from swarm.security.statements import HopStatement
+from swarm.security.signing import PrivateIdentity, audit_bytes, averaging_bytes, receipt_bytes, verify
+from swarm.security.statements import AuditStatement
+from tests.harness.rigs.consensus import record
 
 RUN, PREVIOUS, STEP, STAGE = "ab" * 32, "cd" * 32, 7, 1
 TOLD = bytes(range(32))
@@ -63,10 +68,10 @@ class Said:
         more = {"told": self.told, "tokens": self.tokens, "receipt": receipt, "statements": said, "hop": STAGE}
         return HopFault(**{**told, **more, "after": self.key.after, "accused": self.accused.peer, **fields})
 
-    def statement(self, who: PrivateIdentity, wrong: bool) -> HopStatement:
+    def statement(self, who: PrivateIdentity, wrong: bool) -> AuditStatement:
         """Return one replica's word."""
         signed = audit_bytes(self.run, self.key, STAGE, self.accused.peer, self.told, wrong)
-        return HopStatement(auditor=who.peer, wrong=wrong, signature=who.sign(signed))
+        return AuditStatement(auditor=who.peer, wrong=wrong, signature=who.sign(signed))
 
 
 def found(fault: HopFault, replicas: int = 4) -> tuple[PeerId, ...]:
@@ -185,6 +190,57 @@ def test_what_is_forged_or_of_elsewhere_proves_nothing(name: str, error: type[Pe
         found({**FORGED, **OUTSIDE}[name]())
 
 
+def averaged(
+    *words: tuple[PrivateIdentity, bool], about: dict[str, Any] | None = None, **fields: Any
+) -> AveragingFault:
+    """What these say that ACCUSED did in averaging; they sign it ``about`` something else, or it is changed later."""
+    said = {"run": RUN, "step": STEP, "after": PREVIOUS[:AFTER_CHARS], "part": "stage-1", "accused": ACCUSED.peer}
+    told, signed = {**said, **fields}, {**said, **(about or {})}
+    statements = [
+        AuditStatement(auditor=who.peer, wrong=is_wrong, signature=who.sign(averaging_bytes(**signed, wrong=is_wrong)))
+        for who, is_wrong in words
+    ]
+    return AveragingFault(**{key: told[key] for key in told if key != "run"}, statements=tuple(statements))
+
+
+@pytest.mark.parametrize(("replicas", "enough"), [(3, 2), (4, 2), (5, 3), (6, 3), (9, 5)])
+def test_more_than_half_of_the_other_replicas_prove_one_wrong_in_averaging(replicas: int, enough: int) -> None:
+    roster = roster_of(replicas)
+    assert check_fault(RUN, roster, STEP, PREVIOUS, averaged(*wrong(*range(1, enough + 1))), verify) == (ACCUSED.peer,)
+    with pytest.raises(Refused, match="decides nothing"):
+        check_fault(RUN, roster, STEP, PREVIOUS, averaged(*wrong(*range(1, enough))), verify)
+
+
+AVERAGED: dict[str, tuple[AveragingFault, type[PeerError]]] = {
+    "one against nobody": (averaged(*wrong(1)), Refused),
+    "the accused's own word": (averaged(*wrong(0, 1)), Refused),
+    "of another part's replica": (averaged(*wrong(1, 9)), Refused),
+    "one word twice": (averaged(*wrong(1, 1)), Violation),
+    "of another step": (averaged(*wrong(1, 2), about={"step": STEP - 1}), Violation),
+    "of another record before": (averaged(*wrong(1, 2), about={"after": "ef" * 8}), Violation),
+    "of another part": (averaged(*wrong(1, 2), about={"part": "stage-0"}), Violation),
+    "of another run": (averaged(*wrong(1, 2), about={"run": "ef" * 32}), Violation),
+    "about another": (averaged(*wrong(1, 2), about={"accused": PEERS[2].peer}), Violation),
+    "a fault of another step": (averaged(*wrong(1, 2), step=STEP + 1), Refused),
+    "a fault of another part": (averaged(*wrong(1, 2), part="stage-0"), Refused),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_what_was_said_of_other_averaging_or_by_too_few_proves_nothing(name: str) -> None:
+    fault, error = AVERAGED[name]
+    with pytest.raises(error):
+        check_fault(RUN, roster_of(3), STEP, PREVIOUS, fault, verify)
+
+
+def test_word_of_a_hop_is_none_of_averaging() -> None:
+    hop = Said().fault(*wrong(1, 2))
+    with pytest.raises(Violation):
+        check_fault(
+            RUN, roster_of(3), STEP, PREVIOUS, averaged().model_copy(update={"statements": hop.statements}), verify
+        )
+
+
 def test_of_many_replicas_the_record_before_draws_those_that_judge() -> None:
     peers = [PeerId(f"R{number}") for number in range(20)]
     hosts = [Member(peer=peer, role="stage", name=peer, part="stage-1", addresses=()) for peer in peers]
@@ -232,3 +288,8 @@ def test_fault_is_the_same_out_of_a_file() -> None:
     assert HopFault.model_validate(fault.to_wire()) == fault
     most = Said(tokens=1 << 52).fault(*wrong(*range(1, MAX_AUDITORS + 1)))
     assert len(msgpack.packb(most.to_wire())) < FAULT_BYTES
+    seen = averaged(*wrong(*[1] * MAX_STATEMENTS), step=1 << 52)
+    assert len(msgpack.packb(seen.to_wire())) < FAULT_BYTES
+    carrying = record(faults=(fault, averaged(*two)))
+    assert decode(CloseRecord, unpack(pack(carrying.to_wire()))) == carrying
+    assert CloseRecord.model_validate_json(carrying.model_dump_json()).hash() == carrying.hash()

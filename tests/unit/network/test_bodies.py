@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Annotated, Any
 
 import msgpack
 import pytest
+from pydantic import Field
 
 from swarm.errors import PEER_ERRORS, PeerError, Violation
 from swarm.ids import MicrobatchId
@@ -151,3 +152,36 @@ def test_error_of_an_unknown_code_is_a_peer_error() -> None:
     assert type(unpack_error(pack(("new", "x")), "them")) is PeerError
     with pytest.raises(Violation):
         unpack_error(pack(("new", 1)), "them")
+
+
+class Left(Message):
+    """One of two."""
+
+    both: Annotated[tuple[int, ...], Field(max_length=2)] = ()
+    left: int = 0
+
+
+class Right(Message):
+    """The other one."""
+
+    both: Annotated[tuple[int, ...], Field(max_length=2)] = ()
+    right: int = 0
+
+
+class Either(Message):
+    """One that holds some of both."""
+
+    some: Annotated[tuple[Left | Right, ...], Field(max_length=3)] = ()
+
+
+def test_message_may_hold_one_of_two_kinds_within_the_bounds_of_both() -> None:
+    told = Either(some=(Left(both=(1, 2), left=1), Right(both=(3,), right=2)))
+    assert decode(Either, unpack(pack(told.to_wire()))) == told
+    for wrong in (
+        {"some": ({"left": 1},) * 4},
+        {"some": ({"left": 1, "both": (1, 2, 3)},)},
+        {"some": ({"left": 1, "right": 1},)},
+        {"some": ({"neither": 1},)},
+    ):
+        with pytest.raises(Violation):
+            decode(Either, unpack(pack(wrong)))

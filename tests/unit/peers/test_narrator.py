@@ -146,13 +146,20 @@ EVENTS: tuple[Event, ...] = (
         for outcome in get_args(AuditOutcome)
     ),
     ProvenWrong(
-        step=4, peer=PEER, accused=PEER, stage=1, microbatch=MicrobatchId(PEER, "00" * 8, 0, 7), by=(PEER,), until=261
+        step=4,
+        peer=PEER,
+        accused=PEER,
+        part=stage_part(1),
+        microbatch=MicrobatchId(PEER, "00" * 8, 0, 7),
+        by=(PEER,),
+        until=261,
     ),
+    ProvenWrong(step=4, peer=PEER, accused=PEER, part=stage_part(1), microbatch=None, by=(PEER,), until=261),
     ProvenWrong(
         step=4,
         peer=PEER,
         accused=PeerId("p2"),
-        stage=1,
+        part=stage_part(1),
         microbatch=MicrobatchId(PEER, "00" * 8, 0, 7),
         by=(PEER,),
         until=0,

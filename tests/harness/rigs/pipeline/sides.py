@@ -23,7 +23,7 @@ from swarm.pipeline.trainer.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
-from swarm.security.statements import HopStatement
+from swarm.security.statements import AuditStatement
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.harness.rigs.clocks import DialClock, TickingClock
 from tests.harness.rigs.common import RUN, EventList, InlineDevice, sign, verify
@@ -131,7 +131,7 @@ class FakeLeader:
         self.quota, self.leased, self.asked = quota, 0, 0
         self.finished: list[FinishedJourney] = []
         self.aside: dict[MicrobatchId, str] = {}
-        self.accused: list[tuple[HopClaim, Sequence[HopStatement]]] = []
+        self.accused: list[tuple[HopClaim, Sequence[AuditStatement]]] = []
         self.error: Exception | None = None
         self.over, self.again = asyncio.Event(), asyncio.Event()
 
@@ -154,7 +154,7 @@ class FakeLeader:
         self.aside[microbatch] = reason
         self._check_over()
 
-    async def accuse(self, claim: HopClaim, found: Sequence[HopStatement]) -> None:
+    async def accuse(self, claim: HopClaim, found: Sequence[AuditStatement]) -> None:
         """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         self.accused.append((claim, found))
 
