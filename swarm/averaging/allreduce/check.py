@@ -197,7 +197,8 @@ class RoundCheck:
 
     def roots(self) -> dict[str, str]:
         """Return what we tell the others of the commitments that we were given."""
-        return {peer: (one.root + one.signature).hex() for peer, one in self._commitments.items()}
+        given = {peer: one for peer, one in self._commitments.items() if peer != self._me}
+        return {peer: (one.root + one.signature).hex() for peer, one in given.items()}
 
     async def run(self, output: ReducedVector) -> None:
         """Check what we draw, and what others call wrong; all hold the same result by now. Raises RoundFailed naming
@@ -271,9 +272,11 @@ class RoundCheck:
 
     def _compared(self) -> RoundFailed | None:
         """Say who committed to two sums. What each member was given it has told with what it holds: a reducer does so
-        before it is checked by what others were given."""
-        for _, told in sorted(self._inbox.roots.items()):
-            if (found := equivocator(self._plan, self._commitments, told, self._signing)) is not None:
+        before it is checked by what others were given. What one shows of itself does not count: it may show that to a
+        single member, which would name it alone, and be taken for the liar."""
+        for by, told in sorted(self._inbox.roots.items()):
+            given = {peer: root for peer, root in told.items() if peer != by}
+            if (found := equivocator(self._plan, self._commitments, given, self._signing)) is not None:
                 return RoundFailed("committed to two sums in one round", peer=found, proven=True)
         return None
 
