@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -107,6 +108,39 @@ async def test_reducer_that_gives_up_when_called_wrong_is_named_by_who_saw_it(
     assert drew == LIAR
     assert set(proven(outcomes)) == {LIAR}
     assert set(others) <= {LIAR, ""}, "they have not seen it themselves"
+
+
+@pytest.mark.parametrize("weights", [[3, 1, 2, 2], [3, 1, 2]])
+async def test_reducer_that_first_calls_those_wrong_that_draw_its_mean_is_named_by_all(
+    monkeypatch: pytest.MonkeyPatch, weights: list[int]
+) -> None:
+    plan, network = make_plan(weights, 40, checked=1.0), Network()
+    services = await serve_members(network, plan.members)
+    wrong_means(services)
+    draws(monkeypatch, LIAR, HONEST[0])
+    honest, called, others = RoundCheck._found, set[PeerId](), {*plan.members} - {LIAR, HONEST[0]}
+    everybody = asyncio.Event()
+
+    async def late(self: RoundCheck, output: Any, chunks: Any) -> Any:
+        """The liar's lie is out before the one that draws its mean has looked at it."""
+        chunks = list(chunks)
+        if self._me == LIAR:
+            return {next(chunk for chunk in chunks if plan.reducer(chunk) == HONEST[0]): False}
+        if self._me == HONEST[0] and not called >= others:
+            await everybody.wait()
+        return await honest(self, output, chunks)
+
+    async def tells(caller: PeerId, target: PeerId, rpc: Any, body: Any) -> None:
+        if caller in others and rpc is SUM and target == HONEST[0]:
+            called.add(caller)
+            if called >= others:
+                everybody.set()
+
+    monkeypatch.setattr(RoundCheck, "_found", late)
+    network.hook = tells
+    outcomes = await reduce_at(services, plan, whole_numbers(plan))
+    assert called == others, "they reduce again what the liar calls wrong, and wait for whom it names"
+    assert proven(outcomes) == [LIAR] * len(outcomes[1:])
 
 
 def proven(outcomes: list[Any]) -> list[str]:
