@@ -193,9 +193,10 @@ class PartState:
         """Compute what the state after ``step`` will be; returns its digest, which the close record names.
 
         ``mean`` is what the replicas agreed on, float32 on CPU, of what :meth:`averaged` says, the same bits on every
-        one; it is kept, and must stay as it is, until the swap. Where it is nothing but zeros nobody fed the part, and
-        the state stays. Preparing again replaces what was prepared. Raises BugError when ``step`` is not the one after
-        :attr:`step`. Cost: a step of the optimizer and a hash of the state.
+        one; it is kept, and must stay as it is, until the swap. Where it is nothing but zeros, as of a part that
+        nobody fed, the state stays: no decay, and moments as they were. Preparing again replaces what was prepared.
+        Raises BugError when ``step`` is not the one after :attr:`step`. Cost: a step of the optimizer and a hash of the
+        state.
         """
         if step != self.step + 1:
             raise BugError(f"prepare of step {step} on a part at step {self.step}")

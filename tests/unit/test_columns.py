@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.columns import columns, held_columns, host_parts, passes, replaced, standing_at, stranger
+from swarm.consensus.roster import Member, Roster
 from swarm.ids import ENDS, PeerId, stage_part
 
 ANN = PeerId("ann")
@@ -42,3 +43,10 @@ def test_stranger_is_the_first_who_may_not_stand_where_it_is_named() -> None:
     assert stranger((B, A), ((A,), (B, C))) == (0, B)
     with pytest.raises(ValueError, match="zip"):
         stranger((A,), ((A,), (B,)))
+
+
+def test_roster_finds_who_may_stand_in_its_columns_once() -> None:
+    roster = Roster(Member(peer=peer, role="stage", name=peer, part="stage-0", addresses=()) for peer in (A, B))
+    assert roster.columns() == ((A, B),)
+    assert roster.columns() is roster.columns(), "each microbatch of a record is compared with them"
+    assert roster.columns(out=[A]) == ((B,),)

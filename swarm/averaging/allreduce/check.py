@@ -197,7 +197,8 @@ class RoundCheck:
 
     def roots(self) -> dict[str, str]:
         """Return what we tell the others of the commitments that we were given."""
-        return {peer: (one.root + one.signature).hex() for peer, one in self._commitments.items()}
+        given = {peer: one for peer, one in self._commitments.items() if peer != self._me}
+        return {peer: (one.root + one.signature).hex() for peer, one in given.items()}
 
     async def run(self, output: ReducedVector) -> None:
         """Check what we draw, and what others call wrong; all hold the same result by now. Raises RoundFailed naming
@@ -212,7 +213,7 @@ class RoundCheck:
             chunk = _surest(found)
             inbox.judged = self._failure(chunk, known=found[chunk] is False)
             own = {self._me: (chunk.index, self._signing.sign(_accused(self._plan, chunk.index)))}
-        told = await self._tell(Checked.of(self._plan, turn=0, wrong=own), everybody)
+        told = await self._heard_out(output, await self._tell(Checked.of(self._plan, turn=0, wrong=own), everybody))
         heard = {peer: said for one in told.values() for peer, said in self._signed(one).items()}
         # One that is called wrong at one member only, is called so at all now: nobody leaves before it was looked at.
         again = await self._tell(Checked.of(self._plan, turn=1, wrong=heard), everybody)
@@ -220,13 +221,27 @@ class RoundCheck:
             heard |= {peer: said for peer, said in self._signed(one).items() if peer != by}
         if inbox.judged is None and not heard:
             return
-        accused = {self._plan.chunks[index] for index, _ in heard.values()}
+        accused = {self._plan.chunks[index] for index, _ in heard.values()} - inbox.cleared
         failure = inbox.judged = inbox.judged or await self._judged(output, accused)
         aside = {*heard, *map(self._plan.reducer, accused), *([failure.peer] if failure is not None else [])}
         inbox.looked()
         await asyncio.gather(*(self._wait_for(peer) for peer in everybody - aside - {self._me}))
         if failure is not None:
             raise failure
+
+    async def _heard_out(self, output: ReducedVector, told: Mapping[PeerId, Checked]) -> Mapping[PeerId, Checked]:
+        """Return what all found but those whose chunk is wrong, as others say, or may be: they may say nothing. Who is
+        called wrong and is not is heard, too: it may be about to name who says so."""
+        inbox, everybody = self._inbox, set(self._plan.members)
+        while inbox.judged is None and (silent := everybody - told.keys()):
+            signed = {index for one in told.values() for index, _ in self._signed(one).values()}
+            called = {self._plan.chunks[index] for one in told.values() for index, _ in one.wrong.values()}
+            called = {chunk for chunk in called if self._plan.reducer(chunk) in silent}
+            if await self._judged(output, {chunk for chunk in called if chunk.index in signed}) is not None:
+                break
+            inbox.cleared |= called
+            told = await inbox.wait_checked(0, everybody)
+        return told
 
     def _signed(self, said: Checked) -> dict[str, tuple[int, bytes]]:
         """Return what members call wrong, as far as they signed it."""
@@ -271,9 +286,11 @@ class RoundCheck:
 
     def _compared(self) -> RoundFailed | None:
         """Say who committed to two sums. What each member was given it has told with what it holds: a reducer does so
-        before it is checked by what others were given."""
-        for _, told in sorted(self._inbox.roots.items()):
-            if (found := equivocator(self._plan, self._commitments, told, self._signing)) is not None:
+        before it is checked by what others were given. What one shows of itself does not count: it may show that to a
+        single member, which would name it alone, and be taken for the liar."""
+        for by, told in sorted(self._inbox.roots.items()):
+            given = {peer: root for peer, root in told.items() if peer != by}
+            if (found := equivocator(self._plan, self._commitments, given, self._signing)) is not None:
                 return RoundFailed("committed to two sums in one round", peer=found, proven=True)
         return None
 

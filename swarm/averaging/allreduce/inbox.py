@@ -138,6 +138,8 @@ class Inbox:
         self.agreements: dict[PeerId, str] = {}
         self.roots: dict[PeerId, Mapping[str, str]] = {}
         """What members were given to commit to, in a round that is checked."""
+        self.cleared: set[ReduceChunk] = set()
+        """What others call wrong, and was found right here."""
         self.meter = RoundMeter()
         self.entered_at = math.inf
         self._sums = _HeldSums(plan, self.place)
@@ -372,9 +374,9 @@ class Inbox:
         self._refuse_if_void()
 
     def is_accused(self, peer: PeerId) -> bool:
-        """Return whether another member calls a chunk wrong that this one reduced."""
-        told = (index for said in self._checked[0].values() for index, _ in said.wrong.values())
-        return any(self.plan.reducer(self.plan.chunks[index]) == peer for index in told)
+        """Return whether another member calls a chunk wrong that this one reduced, and that is not cleared."""
+        told = {self.plan.chunks[index] for said in self._checked[0].values() for index, _ in said.wrong.values()}
+        return any(self.plan.reducer(chunk) == peer for chunk in told - self.cleared)
 
     async def wait_accused(self, peer: PeerId) -> None:
         """Until it is, or the round fails."""

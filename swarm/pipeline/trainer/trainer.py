@@ -405,13 +405,13 @@ class Trainer:
 
     async def _accuse(self, leader: StepLeader, claim: HopClaim, found: Sequence[AuditStatement]) -> None:
         """Return when the leader knows, or takes it for no proof, or the step is closed. What it does not take is
-        named in the log, and so is what it was not told when this was cancelled."""
+        named in the log, and so is what it had not answered when this was cancelled."""
         try:
             await leader.accuse(claim, found)
         except PeerError as error:
             logger.warning("step %d, what %s did is not looked at: %s", claim.key.step, claim.accused, error)
         except asyncio.CancelledError:
-            logger.warning("step %d, its leader was not told what %s did", claim.key.step, claim.accused)
+            logger.warning("step %d, its leader has not said that it knows what %s did", claim.key.step, claim.accused)
             raise
 
     def _check_own_part(self, poison: Poisoned) -> None:

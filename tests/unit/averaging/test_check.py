@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +13,14 @@ import torch
 from swarm.averaging.allreduce import check
 from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.check import Commitment, RoundCheck
-from swarm.averaging.allreduce.messages import CHECKED, CHUNK, ENTER, SUM, Checked
+from swarm.averaging.allreduce.messages import AGREE, CHECKED, CHUNK, ENTER, SUM, Checked
 from swarm.averaging.allreduce.output import Floats, weighted_mean
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.errors import Busy, Refused, RoundFailed
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Incoming
 from swarm.schema import Empty
+from swarm.security.signing import Signing
 from tests.harness.rigs.averaging import Network, make_plan, names, reduce_at, right_mean, serve_members, whole_numbers
 from tests.harness.rigs.common import sign
 
@@ -106,6 +108,39 @@ async def test_reducer_that_gives_up_when_called_wrong_is_named_by_who_saw_it(
     assert drew == LIAR
     assert set(proven(outcomes)) == {LIAR}
     assert set(others) <= {LIAR, ""}, "they have not seen it themselves"
+
+
+@pytest.mark.parametrize("weights", [[3, 1, 2, 2], [3, 1, 2]])
+async def test_reducer_that_first_calls_those_wrong_that_draw_its_mean_is_named_by_all(
+    monkeypatch: pytest.MonkeyPatch, weights: list[int]
+) -> None:
+    plan, network = make_plan(weights, 40, checked=1.0), Network()
+    services = await serve_members(network, plan.members)
+    wrong_means(services)
+    draws(monkeypatch, LIAR, HONEST[0])
+    honest, called, others = RoundCheck._found, set[PeerId](), {*plan.members} - {LIAR, HONEST[0]}
+    everybody = asyncio.Event()
+
+    async def late(self: RoundCheck, output: Any, chunks: Any) -> Any:
+        """The liar's lie is out before the one that draws its mean has looked at it."""
+        chunks = list(chunks)
+        if self._me == LIAR:
+            return {next(chunk for chunk in chunks if plan.reducer(chunk) == HONEST[0]): False}
+        if self._me == HONEST[0] and not called >= others:
+            await everybody.wait()
+        return await honest(self, output, chunks)
+
+    async def tells(caller: PeerId, target: PeerId, rpc: Any, body: Any) -> None:
+        if caller in others and rpc is SUM and target == HONEST[0]:
+            called.add(caller)
+            if called >= others:
+                everybody.set()
+
+    monkeypatch.setattr(RoundCheck, "_found", late)
+    network.hook = tells
+    outcomes = await reduce_at(services, plan, whole_numbers(plan))
+    assert called == others, "they reduce again what the liar calls wrong, and wait for whom it names"
+    assert proven(outcomes) == [LIAR] * len(outcomes[1:])
 
 
 def proven(outcomes: list[Any]) -> list[str]:
@@ -230,11 +265,29 @@ async def test_reducer_that_got_another_sum_than_others_is_not_named_for_its_mea
     assert proven(outcomes) == [LIAR] * len(HONEST), "its two signatures show it to each of them"
 
 
+async def test_second_sum_that_a_member_shows_of_itself_to_one_alone_names_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, network, told = plan_of(), Network(), list[PeerId]()
+    services = await serve_members(network, plan.members)
+    other = Commitment.of(plan, [bytes(16)] * len(plan.chunks), Signing(lambda data: sign(LIAR, data)))
+    honest = network.endpoints[LIAR].call
+
+    async def call(target: PeerId, rpc: Any, body: Any, **more: Any) -> Any:
+        if rpc is AGREE and target == HONEST[0]:
+            told.append(target)
+            body = body.model_copy(update={"sums": {**body.sums, LIAR: (other.root + other.signature).hex()}})
+        return await honest(target, rpc, body, **more)
+
+    monkeypatch.setattr(network.endpoints[LIAR], "call", call)
+    found = await reduce_at(services, plan, whole_numbers(plan))
+    assert told
+    assert all(isinstance(one, RoundResult) for one in found), "else who is shown it names it alone"
+
+
 async def _commits_otherwise(
     network: Network, plan: RoundPlan, whom: Callable[[PeerId], bool], other: Sequence[bytes] = ()
 ) -> None:
-    from swarm.security.signing import Signing
-
     honest, other = network.endpoints[LIAR].handler(ENTER), other or [bytes(16)] * len(plan.chunks)
     forged = Commitment.of(plan, other, Signing(lambda data: sign(LIAR, data))).to_bytes()
 

@@ -152,7 +152,7 @@ async def test_microbatch_is_reported_when_its_leader_knows_who_did_it_wrong(
         (leader.over if closed else known).set()
         await feeding
     assert len(leader.finished) == 6 - closed * len(told)
-    assert caplog.text.count("step 1, its leader was not told what") == closed * len(told)
+    assert caplog.text.count("step 1, its leader has not said that it knows what") == closed * len(told)
 
 
 async def test_of_two_that_differ_neither_is_accused_and_the_other_does_the_hop() -> None:
