@@ -216,6 +216,6 @@ class Audits:
         if said.verdict not in ("right", "wrong"):
             return
         wrong = said.verdict == "wrong"
-        signed = audit_bytes(self.run, claim.key, claim.hop, claim.accused, claim.receipt.digest, wrong)
+        signed = audit_bytes(self.run, claim.key, claim.hop, claim.accused, claim.receipt.signature, wrong)
         if not self.verify(peer, signed, said.signature):
             raise Violation("its verdict is not signed", peer=peer)
