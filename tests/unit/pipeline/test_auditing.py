@@ -213,6 +213,7 @@ class Judges:
 
     def __init__(self, **said: str) -> None:
         self.clock, self.said, self.asked = FakeClock(), said, list[tuple[PeerId, float]]()
+        self.losses: dict[str, float] = {}
 
     async def call(self, peer: PeerId, rpc: Any, body: Audit, *, timeout_s: float) -> Any:
         """See :class:`~swarm.network.protocols.Endpoint`."""
@@ -223,7 +224,7 @@ class Judges:
             raise DeadlineMissed("no answer", peer=peer)
         await self.clock.sleep(0.5)
         signed = audit_bytes(RUN, body.key, body.hop, A, body.receipt, wrong=verdict == "wrong")
-        return Audited(verdict=verdict, signature=sign(peer, signed)), b""
+        return Audited(verdict=verdict, loss_sum=self.losses.get(peer, 0.0), signature=sign(peer, signed)), b""
 
     def audits(self, judges: Collection[PeerId], chance: Callable[[], float] = lambda: 0.0) -> Audits:
         """Have these judge."""
@@ -268,6 +269,24 @@ async def test_one_that_says_that_it_was_given_nothing_is_not_enough(
     said: dict[str, str], outcome: str, against: tuple[PeerId, ...]
 ) -> None:
     found = await Judges(**said).audits([A1, A2]).judge(CLAIM)
+    assert (found.outcome, found.against) == (outcome, against)
+
+
+@pytest.mark.parametrize(
+    ("losses", "outcome", "against"),
+    [
+        ({"a1": 9.0, "a2": 4.0}, "passed", ()),
+        ({"a1": 9.0, "a2": 9.0}, "disputed", (A1, A2)),
+        ({"a1": 9.0}, "disputed", (A1,)),
+    ],
+)
+async def test_one_that_alone_has_another_loss_keeps_no_hop_from_counting(
+    losses: dict[str, float], outcome: str, against: tuple[PeerId, ...]
+) -> None:
+    judges = Judges(**dict.fromkeys(losses, "right"))
+    judges.losses = losses
+    claim = CLAIM._replace(receipt=Receipt(bytes(64), loss_sum=4.0, tokens=2))
+    found = await judges.audits([PeerId(peer) for peer in losses]).judge(claim)
     assert (found.outcome, found.against) == (outcome, against)
 
 
