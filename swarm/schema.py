@@ -52,6 +52,10 @@ MAX_FILES, MAX_FILES_BYTES = 64, 32 << 20
 """Of those that travel with a run: how many beside the tokenizer, and the bytes of all with it."""
 
 DigestField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
+WHOLE_WORD, FEWEST_TRAINERS = 10_000, 5
+"""Of a trainer a replica says a cosine, in 1 / WHOLE_WORD, and nothing where there are fewer than FEWEST_TRAINERS: a
+single one could have most words say of an honest one, unlike the others, that it pulls against them. It turns itself
+away from that one and from the others at once."""
 AFTER_CHARS = 16
 """How much of a record's hash says what a round or a journey of the next step follows."""
 AfterField = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHARS}}}$")]

@@ -1,4 +1,5 @@
-"""What a person names as sources of a run's checkpoints: directories, an invite or an address, a peer of this machine.
+"""What a person names as sources of a run's checkpoints: directories, an invite or an address, a peer of this machine;
+and as one of them: ``RUN@STEP``.
 
 Imports no torch: a source that means nothing is refused at once.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from peers.console.words import CommandError, another_path, command_name, command_to_invite, listed
 from peers.exit_codes import EXIT_USAGE
 from peers.home.places import RUNS
-from peers.home.run_directory import RunDirectory, said_run_id
+from peers.home.run_directory import RunDirectory, find_run_directory, said_run_id
 from peers.invites.invite import Contacts, contacts_from, typed_invite
 from swarm.errors import ConfigError
 from swarm.security.credentials import Grant
@@ -128,3 +129,53 @@ def refused_role(grant: Grant, why: str) -> CommandError:
                         f"{command_name()} invite --for {grant.name} --role any; then here: {command_name()} ckpt pull "
                         "--from INVITE. Or add a directory that holds the rest: --from DIR",
                         exit_code=EXIT_USAGE)  # fmt: skip
+
+
+# --- one checkpoint ---------------------------------------------------------------------------------------------------
+
+BASE, SITE = "--base", "--site"
+ROUNDED = 1e-6
+"""How far from 1 the sum of weights may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedStep:
+    """A checkpoint of a run, the newest complete one without ``step``; in the words and after the option ``key`` that
+    name it."""
+
+    key: str
+    words: str
+    directory: RunDirectory
+    step: int | None
+
+
+def named_step(words: str, key: str, home: Path | str | None) -> NamedStep:
+    """Return what ``RUN[@STEP]`` names, RUN as for :func:`~peers.home.run_directory.find_run_directory`, which
+    raises."""
+    run, _, said = words.rpartition("@")
+    if not run or not said.isdecimal():
+        run, said = words, ""
+    directory = find_run_directory(Path(run), home, key=key)
+    return NamedStep(key=key, words=words, directory=directory, step=int(said) if said else None)
+
+
+def weighted_steps(sites: Sequence[str], home: Path | str | None) -> list[tuple[NamedStep, float]]:
+    """Return what several ``RUN[@STEP]=WEIGHT`` name. Raises ConfigError for weights below 0, or that are not 1
+    together, and as :func:`named_step`."""
+    named = [_weighted(site) for site in sites]
+    total = sum(weight for _, weight in named)
+    if abs(total - 1.0) > ROUNDED:
+        said = " + ".join(f"{weight:g}" for _, weight in named)
+        raise ConfigError(SITE, said, "weights that are 1 together", "Correct them.", why=f"they are {total:g}")
+    return [(named_step(words, SITE, home), weight) for words, weight in named]
+
+
+def _weighted(site: str) -> tuple[str, float]:
+    words, _, said = site.rpartition("=")
+    try:
+        weight = float(said)
+    except ValueError:
+        weight = -1.0
+    if not words or not 0.0 <= weight <= 1.0:
+        raise ConfigError(SITE, site, "RUN@STEP=WEIGHT, the weight from 0 to 1", f"As in {SITE} out/mine@60=.7")
+    return words, weight

@@ -115,6 +115,12 @@ def recut_run(found: Resumable, changes: Mapping[str, Any], home: Path | str | N
     return Recut(resumable=resumable, parent=found.manifest, digest=digest)
 
 
+def decided_by(record: CloseRecord) -> str:
+    """Return the hash of the record that decided the state of this one: a founding record decides nothing of its own,
+    what it begins with is the state of the record before it."""
+    return record.previous if record.founding and record.step else record.hash()
+
+
 def _manifest(old: Manifest, record: CloseRecord, changes: Mapping[str, Any]) -> Manifest:
     """The manifest of the run that goes on after this record of another. Raises ConfigError."""
     stages = changes.get("split.stages", old.split.stages)
@@ -132,9 +138,7 @@ def _manifest(old: Manifest, record: CloseRecord, changes: Mapping[str, Any]) ->
         for section in sections:
             here = here[section]
         here[key] = value
-    # A founding record decides nothing of its own: what it begins with is the state of the record before it.
-    decided = record.previous if record.founding and record.step else record.hash()
-    document["run"]["parent"] = Parent(run=old.run_id, step=record.step, record=decided).model_dump()
+    document["run"]["parent"] = Parent(run=old.run_id, step=record.step, record=decided_by(record)).model_dump()
     document["run"]["nonce"] = new_nonce()
     return parse_manifest(document, "the run that is cut anew")
 

@@ -70,6 +70,8 @@ class Commands(CommandTable):
         "history": Entry("peers.cli.history", "history", "Show the decision about each step of a run."),
         "export": Entry("peers.cli.model", "export", "Write a trained model as a directory that transformers loads, "
                         "with its tokenizer and a model card."),
+        "merge": Entry("peers.cli.model", "merge", "Merge models that sites trained apart from one checkpoint into one "
+                       "that transformers loads."),
         "eval": Entry("peers.cli.model", "evaluate",
                       "Measure how well a trained model predicts text: loss, perplexity, and bits a byte."),
         "sample": Entry("peers.cli.model", "sample", "Have a trained model continue a prompt, or chat with it."),

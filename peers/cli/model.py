@@ -1,4 +1,4 @@
-"""``swarm export``, ``swarm eval`` and ``swarm sample``: what a trained model is for; and ``swarm model``, before."""
+"""``swarm export``, ``merge``, ``eval`` and ``sample``: what a trained model is for; and ``swarm model``, before."""
 
 from __future__ import annotations
 
@@ -122,6 +122,87 @@ def export(
         return
     typer.echo(f"{of}, {made.parameters:,} parameters, is in {into}")
     typer.echo(f"next: {load_command(into, chat=bool(chosen.manifest.tokenizer.template))}")
+
+
+def merge(
+    base: Annotated[
+        str, typer.Option("--base", metavar="RUN@STEP", help="The checkpoint that every site's run began with.")
+    ],
+    sites: Annotated[
+        list[str],
+        typer.Option(
+            "--site",
+            metavar="RUN@STEP=WEIGHT",
+            help="A checkpoint of a run that went on from it, and how much it counts; repeat, for 1 together.",
+        ),
+    ],
+    into: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write the model to this new or empty directory.")],
+    texts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--calibrate",
+            metavar="TEXT",
+            help="Learn what each tensor weighs, on a text of a site's kind that nobody trained on; one a --site.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        StoredAs, typer.Option(help="Store the weights in this dtype. bfloat16 is half as large, and rounded.")
+    ] = StoredAs.float32,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Learn on auto, mps, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Compute with this many CPU threads.")] = 1,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge models that sites trained apart from one checkpoint into one that transformers loads.
+
+    RUN is a run's directory, or the beginning of its id; without @STEP it is the newest complete checkpoint. Every
+    tensor is the mean of the sites' by weight. With --calibrate what each tensor of each site weighs is learnt, so that
+    the loss on the texts is low, each counted as its site is; that holds all models in memory.
+
+    Example: swarm merge --base out/base@60 --site out/clinic@90=.7 --site out/lab@90=.3 --out merged
+    """
+    from functools import partial
+
+    from peers.checkpoints.named import BASE, named_step, weighted_steps
+    from peers.commands.model_directory import check_target
+    from peers.commands.preflight import check_device
+
+    check_target(into)
+    check_device(device)
+    named = named_step(base, BASE, home), weighted_steps(sites, home)
+    # After what costs nothing: a wrong path should not cost the seconds that torch takes.
+    import torch
+
+    from peers.commands.export import load_command
+    from peers.commands.merge import calibrate, merge, merging_of
+    from peers.console.lasting import Lasting
+    from peers.console.words import print_error
+    from swarm.device import resolve_device
+
+    merging = merging_of(*named, texts or [])
+    torch.set_num_threads(threads)
+    learnt = None
+    if texts and len(merging.sites) == 1:
+        print_error("one site has all the weight, so nothing is learnt: it is that site's model", label="note")
+    elif texts:
+        say = Lasting(partial(print_error, label="calibrate")).told
+        learnt = calibrate(merging, resolve_device(device), say)
+    made = merge(merging, learnt, into, dtype.value, (lambda line: None) if as_json else typer.echo)
+    losses = None if learnt is None else {"linear": learnt.linear, "learnt": learnt.learnt}
+    if as_json:
+        first, *others = ({"run": one.manifest.run_id, "step": one.step} for one in merging.models)
+        each = [one | {"share": site.weight} for one, site in zip(others, merging.sites, strict=True)]
+        document = {"schema": SCHEMA, "path": str(into.absolute()), "base": first, "sites": each,
+                    "calibration_loss": losses, "parameters": made.parameters, "bytes": made.bytes,
+                    "dtype": dtype.value, "files": made.files}  # fmt: skip
+        typer.echo(json.dumps(document))
+        return
+    if losses is not None:
+        typer.echo("loss on the calibration text: {linear:.4f} by weight alone, {learnt:.4f} learnt".format(**losses))
+        if losses["learnt"] >= losses["linear"]:
+            typer.echo("learning gained nothing: the model is the mean by weight")
+    typer.echo(f"{len(merging.sites)} merged, {made.parameters:,} parameters, are in {into}")
+    typer.echo(f"next: {load_command(into, chat=bool(merging.sites[0].chosen.manifest.tokenizer.template))}")
 
 
 def evaluate(

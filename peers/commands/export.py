@@ -5,6 +5,7 @@ One part is in memory at a time, without its optimizer state. Our own models nee
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from collections.abc import Callable, Mapping
@@ -27,7 +28,6 @@ from peers.frozen import frozen_of, store_of
 from peers.local.report import held_out_after
 from swarm.consensus.records import CloseRecord
 from swarm.disk import size_text, write_whole
-from swarm.models.family import ModelFamily
 from swarm.models.lora import LoraFamily, merged
 from swarm.models.registry import family_of
 from swarm.models.spec import DType, PartSpec
@@ -50,7 +50,19 @@ class Exported:
     bytes: int
 
 
-def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], None]) -> Exported:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportContent:
+    """What is exported: the weights of each part, and what the card says of where they come from."""
+
+    weights: Callable[[PartSpec], Mapping[str, Tensor]]
+    title: str
+    origin: str
+    facts: Mapping[str, str]
+
+
+def export(
+    chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], None], content: ExportContent | None = None
+) -> Exported:
     """Write the model of a checkpoint into a new or empty directory, whole or not at all; adapters are added to the
     weights beside them, in float32.
 
@@ -59,13 +71,15 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
         into: The directory.
         dtype: What the weights are stored in; trained they are float32.
         told: Called with a line for each part.
+        content: Weights of the same model in place of the checkpoint's.
 
     Raises:
         ConfigError: The family has no form outside of swarm, or the directory is in use.
         StateError: A part of the checkpoint is damaged, named with what is wrong; or the disk refuses.
     """
-    family = family_of(chosen.manifest.model)
+    family, content = family_of(chosen.manifest.model), content or _trained(chosen)
     config = family.export_config()
+    kinds = config.get("architectures") or (config.get("model_type", ""),)  # some configs name none
     files = named_files(chosen.directory, chosen.manifest)
     _, tokenizer = run_tokenizer(chosen)
     end, opening = tokenizer.end_of_text, tokenizer.opening[0]
@@ -73,13 +87,14 @@ def export(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], N
     begins = not chosen.manifest.tokenizer.tokens
     ids = {"bos_token_id": opening, "eos_token_id": end} if begins else {"eos_token_id": end}
     with making(into) as hidden:
-        parameters, stored = _write_weights(chosen, family, hidden, dtype, told)
+        parameters, stored = _write_weights(chosen, content.weights, hidden, dtype, told)
         named = "dtype" if "dtype" in config else "torch_dtype"  # as versions before 4.56 call it, and all read
         write_json(hidden / CONFIG, dict(sorted((ids | config | {named: dtype}).items())))
         for name, made in _made(chosen, ids | {"pad_token_id": end}, config, tokenizer).items():
             if name not in files:
                 write_json(hidden / name, made)
-        card = model_card(chosen, config, parameters, dtype, tokenizer)
+        architecture = f"{', '.join(kinds)}, {parameters:,} parameters in {dtype}"
+        card = model_card(chosen, content, architecture, tokenizer)
         names = write_beside(hidden, files, card, chosen.manifest.tokenizer.template)
     return Exported(files=names, parameters=parameters, bytes=stored)
 
@@ -119,10 +134,25 @@ def write_beside(into: Path, files: Mapping[str, bytes], card: str, template: st
     return tuple(sorted(path.relative_to(into).as_posix() for path in into.rglob("*") if path.is_file()))
 
 
+def part_weights(chosen: ChosenStep, spec: PartSpec) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint's part by name, adapters added to those beside them. Raises StateError where
+    the part is damaged, or what is frozen of it is not here."""
+    family = family_of(chosen.manifest.model)
+    weights = load_part_weights(chosen.directory.checkpoints, chosen.record, spec.name)
+    if isinstance(family, LoraFamily):
+        weights = merged(family, spec, weights, frozen_of(chosen.manifest, spec.name, store_of(chosen.directory)))
+    return weights
+
+
 def _write_weights(
-    chosen: ChosenStep, family: ModelFamily, into: Path, dtype: DType, told: Callable[[str], None]
+    chosen: ChosenStep,
+    weights_of: Callable[[PartSpec], Mapping[str, Tensor]],
+    into: Path,
+    dtype: DType,
+    told: Callable[[str], None],
 ) -> tuple[int, int]:
     """Write a file for each part, and where there are several the index of all; return (elements, bytes) of them."""
+    family = family_of(chosen.manifest.model)
     specs = family.parts(chosen.manifest.split)
     names = [f"model-{number:05d}-of-{len(specs):05d}.safetensors" for number in range(1, len(specs) + 1)]
     names = names if len(specs) > 1 else ["model.safetensors"]
@@ -132,13 +162,10 @@ def _write_weights(
     def write(spec: PartSpec, name: str) -> None:
         """Apart from the loop, so that nothing of a part is held when the next is read."""
         nonlocal elements, stored
-        weights = load_part_weights(chosen.directory.checkpoints, chosen.record, spec.name)
-        if isinstance(family, LoraFamily):
-            weights = merged(family, spec, weights, frozen_of(chosen.manifest, spec.name, store_of(chosen.directory)))
         word, kind = _STORED[dtype]
         tensors = {
             key: tensor.detach().to(kind).contiguous()
-            for key, tensor in family.export_weights(spec, weights).items()
+            for key, tensor in family.export_weights(spec, weights_of(spec)).items()
             if key not in where  # a weight that is tied between parts is in one file
         }
         size = write_tensors(into / name, {key: (word, one.shape, bytes_of(one)) for key, one in tensors.items()})
@@ -164,23 +191,25 @@ def bytes_of(tensor: Tensor) -> memoryview:
 # --- the model card --------------------------------------------------------------------------------------------------
 
 
-def model_card(
-    chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType, tokenizer: Tokenizer
-) -> str:
-    """Return the ``README.md`` of an exported model: what is known of its run, and how to load it."""
-    facts = _facts(chosen, config, parameters, dtype)
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    run, family = chosen.manifest.run, family_of(chosen.manifest.model)
+def model_card(chosen: ChosenStep, content: ExportContent, architecture: str, tokenizer: Tokenizer) -> str:
+    """Return the ``README.md`` of an exported model: what is known of where it comes from, and how to load it."""
+    family = family_of(chosen.manifest.model)
+    of_model = {
+        "model": family.described,
+        "architecture": architecture,
+        "vocabulary": f"{family.vocab_size:,} tokens",
+    }
+    rows = "\n".join(f"| {name} | {value} |" for name, value in {**content.facts, **of_model}.items())
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
 tags: [swarm, decentralized-training]
 ---
 
-# {run.name}, step {chosen.step}
+# {content.title}
 
-A language model that peers trained together with swarm, without a centre. The text is the trainers' own, and nothing
-here describes it.
+{content.origin} The text is the trainers' own, and
+nothing here describes it.
 
 | fact | value |
 |---|---|
@@ -219,19 +248,25 @@ def _follows(chosen: ChosenStep, tokenizer: Tokenizer) -> str:
     return f"In training every document follows `{tokenizer.end_token}`, so prompts should, too. "
 
 
-def _facts(chosen: ChosenStep, config: Mapping[str, Any], parameters: int, dtype: DType) -> dict[str, str]:
+def _trained(chosen: ChosenStep) -> ExportContent:
+    """The checkpoint as it is."""
+    return ExportContent(
+        weights=functools.partial(part_weights, chosen),
+        title=f"{chosen.manifest.run.name}, step {chosen.step}",
+        origin="A language model that peers trained together with swarm, without a centre.",
+        facts=_facts(chosen),
+    )
+
+
+def _facts(chosen: ChosenStep) -> dict[str, str]:
     manifest, step = chosen.manifest, chosen.step
     family = family_of(manifest.model)
     saved = (step_directory(chosen.directory.checkpoints, step) / RECORD).stat().st_mtime
     tokens = step * manifest.step_microbatches * manifest.batch.microbatch_size * family.context
-    kinds = config.get("architectures") or (config.get("model_type", ""),)  # some configs name none
     facts = {
         "run": f"`{manifest.run.name}`, id `{manifest.run_id}`",
         "checkpoint": f"after step {step} of {manifest.run.steps}, saved {datetime.fromtimestamp(saved, UTC):%Y-%m-%d}",
         "trained on": f"{'at most' if manifest.batch.packing == 'documents' else 'about'} {tokens:,} tokens",
-        "model": family.described,
-        "architecture": f"{', '.join(kinds)}, {parameters:,} parameters in {dtype}",
-        "vocabulary": f"{family.vocab_size:,} tokens",
         "optimizer": f"{manifest.optimizer.described}, learning rate up to {manifest.optimizer.lr:g}",
     }
     record = _record(chosen)

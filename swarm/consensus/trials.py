@@ -34,10 +34,8 @@ from swarm.columns import Routed, held
 from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import FORGET, Suspension, doubled
 from swarm.ids import ENDS, PartName, PeerId
-from swarm.schema import Count, Message, PartField
+from swarm.schema import FEWEST_TRAINERS, WHOLE_WORD, Count, Message, PartField
 
-WHOLE_WORD = 10_000
-"""Words are cosines, in 1 / WHOLE_WORD."""
 Words = Annotated[tuple[Annotated[int, Field(ge=-WHOLE_WORD, le=WHOLE_WORD)], ...], Field(max_length=20_000)]
 """A replica's, of the trainers whose microbatches it holds, by their ids; 0 says nothing."""
 CUT = 100
@@ -51,9 +49,6 @@ FAR = 0.75
 among prose, honest, 0.2; gradients that are turned around, of five, 0.9.)"""
 MOST = 96
 """From so many microbatches on what is older counts half: who changes is judged by what it does now."""
-FEWEST_TRAINERS = 5
-"""Of fewer a single one can have most words say of an honest one, unlike the others, that it pulls against them: it
-turns itself away from that one and from the others at once."""
 FIRST_REST, MOST_DOUBLINGS = 256, 6
 """For so many steps a trainer that fails feeds nothing, and how often that is doubled."""
 UNSURE, MAX_AWAY = 2.0, 64

@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from swarm.consensus.trials import FEWEST_TRAINERS, WHOLE_WORD
 from swarm.errors import BugError, Violation, WrongStep
 from swarm.ids import StepWork
 from swarm.models.layout import FlatLayout
 from swarm.models.passes import Bound, Gradients
 from swarm.optim.clipping import LONGEST, Lengths, shrunk
+from swarm.schema import FEWEST_TRAINERS, WHOLE_WORD
 
 AccumulatorDType = Literal["float32", "float64"]
 

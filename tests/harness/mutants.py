@@ -39,8 +39,8 @@ from typing import Any
 PLANNING = ("tests/unit/planning",)
 DECIDERS: dict[str, tuple[str, ...]] = {
     f"swarm/consensus/{name}.py": ("tests/unit/consensus", "tests/properties")
-    for name in ("acceptor", "admissions", "ballot", "branches", "changes", "committed", "copies", "incarnation")
-    + ("ledger", "placement", "rebalance", "records", "roster")
+    for name in ("acceptor", "admissions", "ballot", "branches", "changes", "committed", "copies", "ledger")
+    + ("placement", "rebalance", "records", "roster")
 } | {
     "swarm/step/leader/exclusion.py": ("tests/unit/step",),
     "swarm/pipeline/trainer/journey_state.py": ("tests/unit/pipeline",),

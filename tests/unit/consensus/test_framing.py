@@ -11,9 +11,10 @@ from torch.nn.functional import normalize
 
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import Roster
-from swarm.consensus.trials import FEWEST_TRAINERS, WHOLE_WORD, Trial, checked_words, failed, following
+from swarm.consensus.trials import Trial, checked_words, failed, following
 from swarm.ids import MicrobatchId, PeerId
 from swarm.optim.accumulate import pulls
+from swarm.schema import FEWEST_TRAINERS, WHOLE_WORD
 from tests.harness.rigs.consensus import listed
 
 DIMENSIONS, REPLICAS, STEPS = 32, "abc", 40

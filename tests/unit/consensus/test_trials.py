@@ -13,12 +13,10 @@ from swarm.consensus.records import Contribution, record_bytes
 from swarm.consensus.roster import Roster
 from swarm.consensus.trials import (
     FEWEST,
-    FEWEST_TRAINERS,
     FIRST_REST,
     FORGET,
     MAX_AWAY,
     MOST,
-    WHOLE_WORD,
     Tally,
     Trial,
     checked_words,
@@ -29,6 +27,7 @@ from swarm.consensus.trials import (
 )
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
 from swarm.network.rpc.bodies import pack
+from swarm.schema import FEWEST_TRAINERS, WHOLE_WORD
 from tests.harness.rigs.consensus import listed
 
 TRAINERS = "EFGHJ"

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.consensus.trials import WHOLE_WORD
 from swarm.ids import MicrobatchId, StepWork
 from swarm.optim.accumulate import COORDINATES, MOST_TRAINERS, Accumulator, Sketches, pulls
+from swarm.schema import WHOLE_WORD
 from tests.unit.optim.test_accumulate import LAYOUT, gradients
 
 

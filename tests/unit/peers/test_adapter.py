@@ -94,6 +94,21 @@ def test_adapters_in_peft_the_merged_model_and_our_own_give_the_same(
     assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (8, 32.0, 14)
 
 
+def test_merge_of_sites_that_train_adapters_is_of_their_whole_models(run: RunDirectory, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    here = f"{run.root}@{STEP}"
+    assert swarm(["export", "--out", str(tmp_path / "whole"), "--merge", "--run", str(run.root)]) == 0
+    sites = [f"--site={here}=.5", f"--site={here}=.5"]
+    assert swarm(["merge", f"--base={here}", *sites, "--out", str(tmp_path / "merged")]) == 0
+    names = sorted(path.name for path in (tmp_path / "whole").glob("*.safetensors"))
+    assert len(names) == 3
+    for name in names:
+        found, expected = (load_file(tmp_path / where / name) for where in ("merged", "whole"))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], one) for key, one in expected.items())
+
+
 def _beside(directory: RunDirectory, into: Path) -> Path:
     """The frozen weights as a model of transformers: the merged one less its adapters."""
     from peers.commands import export as exporting

@@ -25,10 +25,11 @@ from peers.invites.invite import parse_invite
 from peers.invites.wishes import ROLES
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
-from swarm.consensus.trials import FEWEST_TRAINERS, few_trainers
+from swarm.consensus.trials import few_trainers
 from swarm.ids import PartName, stage_part
 from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout
 from swarm.pipeline.activity import AuditCounts
+from swarm.schema import FEWEST_TRAINERS
 from swarm.security.credentials import GrantRole
 from swarm.step.blocked import few_voters
 from tests.harness.rigs.peers import FakeClock, Typed, kept_run
