@@ -135,7 +135,7 @@ class HopFault(PeerFault):
 
     def signed(self, run: str, *, wrong: bool) -> bytes:
         """See :class:`PeerFault`."""
-        return audit_bytes(run, self.key, self.hop, self.accused, self.told, wrong)
+        return audit_bytes(run, self.key, self.hop, self.accused, self.receipt, wrong)
 
 
 class AveragingFault(PeerFault):

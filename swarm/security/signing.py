@@ -149,13 +149,14 @@ def seal_bytes(run: str, key: JourneyKey, hop: int, direction: str, hashed: byte
     return "|".join(map(str, fields)).encode()
 
 
-def audit_bytes(run: str, key: JourneyKey, hop: int, accused: str, told: bytes, wrong: bool) -> bytes:
+def audit_bytes(run: str, key: JourneyKey, hop: int, accused: str, receipt: bytes, wrong: bool) -> bytes:
     """Return what a replica signs that computed the stage ``hop`` of a microbatch again, in whichever attempt.
 
-    It found that what ``accused`` ``told`` of it, the digest that the receipt signs, is ``wrong`` or right.
+    It found that what ``accused`` told of it with this very ``receipt`` is ``wrong`` or right. Else who signs a second
+    one, of other tokens, could have two judges contradict each other.
     """
     verdict = "wrong" if wrong else "right"
-    fields = ("audit", run, key.step, key.after, *key.microbatch, hop, accused, told.hex(), verdict)
+    fields = ("audit", run, key.step, key.after, *key.microbatch, hop, accused, receipt.hex(), verdict)
     return "|".join(map(str, fields)).encode()
 
 

@@ -52,7 +52,7 @@ def fault_of(swarm: SimSwarm, at: JourneyKey, one: Contribution, receipt: Signed
     judges = auditors(membership.roster, at, STAGE, one.route[STAGE])
     said = {}
     for number, judge in enumerate(judges):
-        signed = audit_bytes(swarm.manifest.run_id, at, STAGE, one.route[STAGE], receipt.digest, words(number))
+        signed = audit_bytes(swarm.manifest.run_id, at, STAGE, one.route[STAGE], receipt.signature, words(number))
         said[judge] = AuditStatement(auditor=judge, wrong=words(number), signature=identities[judge].sign(signed))
     return HopFault(
         step=at.step,

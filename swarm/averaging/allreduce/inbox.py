@@ -330,11 +330,11 @@ class Inbox:
 
     def admit_check(self, caller: PeerId, index: int) -> tuple[Callable[[ReduceChunk], Payload], ReduceChunk]:
         """Return what gives one who checks our sum of a chunk, off the loop where that has to be encoded. Raises
-        Violation, or Busy before we have committed to it."""
+        Violation, and Busy before we hold the result: else one could commit to what it makes of the others' sums."""
         if not self.plan.checked or not self.plan.weights[self.me] or index >= len(self.plan.chunks):
             raise Violation(f"there is no sum of chunk {index} here", peer=caller)
-        if self._own is None:
-            raise Busy("that is not known yet")
+        if self._own is None or self.me not in self.agreements:
+            raise Busy("that is told once all have committed to theirs")
         self._asked[caller, index] += 1
         if self._asked[caller, index] > MAX_ASKED:
             raise Violation(f"asks for the sum of chunk {index} again and again", peer=caller)

@@ -28,7 +28,7 @@ from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import Material
 from swarm.pipeline.messages import Audit, Audited, Direction, TrainerWhat, Verdict
 from swarm.pipeline.recall import Errand, Recalls
-from swarm.pipeline.seals import NOTHING, Content, hash_of, told_digest
+from swarm.pipeline.seals import NOTHING, Content, hash_of
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.security.signing import audit_bytes
 
@@ -89,11 +89,11 @@ class Auditing:
         """``pipeline/1/audit``, after admission: compute the hop again before the ``deadline``, on the monotonic clock,
         and sign what was found. A trainer that is not ``alone`` has half of the places. Raises Busy, and Refused where
         it has more computed again in a step than it may feed."""
-        told, key, trainer = told_digest(body.content, body.seals), body.key, body.microbatch.trainer
+        key, trainer = body.key, body.microbatch.trainer
         accused, content = standing_at(body.route, body.hop, trainer), Content.from_wire(body.content)
         if self._after != key.after:
             self._after, self._said, self._begun = key.after, {}, Counter()
-        if (known := self._said.get((key, accused, told))) is not None:
+        if (known := self._said.get((key, accused, body.receipt))) is not None:
             return known
         if self._begun[trainer] >= self._settings.max_fed:
             raise Refused(f"{self._begun[trainer]} hops of {trainer} were computed again in step {body.step}")
@@ -113,12 +113,12 @@ class Auditing:
             self._open[trainer] -= 1
         signature = b""
         if found.verdict in ("right", "wrong"):
-            signed = audit_bytes(self._settings.run, key, body.hop, accused, told, found.verdict == "wrong")
+            signed = audit_bytes(self._settings.run, key, body.hop, accused, body.receipt, found.verdict == "wrong")
             signature = self._context.sign(signed)
         verdict, reason, loss_sum = found
         said = Audited(verdict=verdict, reason=reason[:400], loss_sum=loss_sum, signature=signature)
         if signature:
-            self._said[key, accused, told] = said
+            self._said[key, accused, body.receipt] = said
         return said
 
     async def _judge(self, claim: _Claim, tokens: int) -> Found:

@@ -125,20 +125,23 @@ class Audits:
         out, judging = self._passed_over(claim.key.step), self.judges(claim.key, claim.hop, claim.accused)
         # Who did it knows who judges: not who is the first, and might be its friend.
         asked = sorted((peer for peer in judging if peer not in out), key=lambda _: self.chance())
-        withheld, unjudged = dict[PeerId, str](), list[str]()
+        other_loss, withheld, unjudged = dict[PeerId, str](), dict[PeerId, str](), list[str]()
         for at, peer in enumerate(asked):
             verdict, said = await self._ask(peer, claim)
             if verdict == "right":
-                return self._right(claim, said, peer)
+                if not (why := _other_loss(claim.receipt, said)):
+                    return HopOutcome(claim, "passed", by=(peer,))
+                other_loss[peer] = f"{why} as {peer} computes it"  # nobody signs that: one alone may make it up
             if verdict == "wrong":
                 return await self._all(claim, peer, said, judging, asked[at + 1 :])
-            if verdict == "withheld":
+            elif verdict == "withheld":
                 withheld[peer] = said.reason
             else:
                 unjudged.append(f"{peer}: {said.reason}")
-        if withheld:
-            by = tuple(withheld)
-            return HopOutcome(claim, "withheld", withheld[by[0]], by, against=by)
+        doubts: tuple[tuple[AuditOutcome, dict[PeerId, str]], ...] = ("disputed", other_loss), ("withheld", withheld)
+        for outcome, why_by in doubts:
+            if by := tuple(why_by):
+                return HopOutcome(claim, outcome, why_by[by[0]], by, against=by)
         return HopOutcome(
             claim, "unjudged", "; ".join(unjudged)[:400] or "the stage has no other replica that is there"
         )
@@ -153,13 +156,6 @@ class Audits:
         """Return for how long to wait for a judge: by how long the others took, not by its own word."""
         others = [took for other, took in self._took.items() if other != peer]
         return min(self.within_s, AT_LEAST_S + PATIENCE * median_low(others)) if others else self.within_s
-
-    def _right(self, claim: HopClaim, said: Audited, by: PeerId) -> HopOutcome:
-        told = claim.receipt.loss_sum
-        if claim.receipt.tokens and abs(said.loss_sum - told) > LOSS_TOLERANCE * max(abs(told), said.loss_sum):
-            why = f"a loss of {told:g}, {said.loss_sum:g} as {by} computes it"
-            return HopOutcome(claim, "disputed", why, (by,), against=(by,))
-        return HopOutcome(claim, "passed", by=(by,))
 
     async def _all(
         self, claim: HopClaim, first: PeerId, said: Audited, judges: Sequence[PeerId], others: Sequence[PeerId]
@@ -216,6 +212,13 @@ class Audits:
         if said.verdict not in ("right", "wrong"):
             return
         wrong = said.verdict == "wrong"
-        signed = audit_bytes(self.run, claim.key, claim.hop, claim.accused, claim.receipt.digest, wrong)
+        signed = audit_bytes(self.run, claim.key, claim.hop, claim.accused, claim.receipt.signature, wrong)
         if not self.verify(peer, signed, said.signature):
             raise Violation("its verdict is not signed", peer=peer)
+
+
+def _other_loss(receipt: Receipt, said: Audited) -> str:
+    """Say what a hop's loss is and what a judge has; "" where that is the same, or the hop computes none."""
+    told = receipt.loss_sum
+    far = receipt.tokens and abs(said.loss_sum - told) > LOSS_TOLERANCE * max(abs(told), said.loss_sum)
+    return f"a loss of {told:g}, {said.loss_sum:g}" if far else ""

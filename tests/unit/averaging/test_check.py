@@ -13,7 +13,7 @@ import torch
 from swarm.averaging.allreduce import check
 from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.check import Commitment, RoundCheck
-from swarm.averaging.allreduce.messages import AGREE, CHECKED, CHUNK, ENTER, SUM, Checked
+from swarm.averaging.allreduce.messages import AGREE, CHECKED, CHUNK, ENTER, SUM, Checked, SumRequest
 from swarm.averaging.allreduce.output import Floats, weighted_mean
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.errors import Busy, Refused, RoundFailed
@@ -196,6 +196,27 @@ async def test_words_of_a_check_count_from_who_has_agreed_alone() -> None:
     network.hook = early
     found = await reduce_at(services, plan, whole_numbers(plan))
     assert struck
+    assert all(isinstance(one, RoundResult) for one in found), found
+
+
+async def test_nobody_is_given_the_sums_of_others_before_it_has_committed_to_its_own() -> None:
+    """Of three, one that hands in another's sum has the third one's left out as far from both."""
+    plan, network, peeked = plan_of(guarded=True), Network(), set[PeerId]()
+    services = await serve_members(network, plan.members)
+    honest, most = network.endpoints[LIAR].handler(ENTER), plan.sums.wire_bytes(plan.chunks[0].elements)
+
+    async def peeks(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+        if caller not in peeked:
+            peeked.add(caller)
+            with pytest.raises(Busy, match="once all have committed"):
+                await network.endpoints[LIAR].call(
+                    caller, SUM, SumRequest.of(plan, index=0), timeout_s=1.0, max_reply_bytes=most
+                )
+        return await honest(caller, body, incoming)
+
+    network.endpoints[LIAR].replace_handler(ENTER, peeks)
+    found = await reduce_at(services, plan, whole_numbers(plan))
+    assert peeked == {*HONEST}
     assert all(isinstance(one, RoundResult) for one in found), found
 
 

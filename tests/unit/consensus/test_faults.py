@@ -62,15 +62,19 @@ class Said:
 
     def fault(self, *words: tuple[PrivateIdentity, bool], **fields: Any) -> HopFault:
         """Return a fault with these words; ``fields`` are changed after all have signed."""
-        receipt = self.receipt_by.sign(receipt_bytes(self.run, self.key, STAGE, self.told, self.tokens))
         said = tuple(self.statement(who, wrong) for who, wrong in words)
         told = {"step": self.key.step, "microbatch": self.key.microbatch, "attempt": self.key.attempt}
-        more = {"told": self.told, "tokens": self.tokens, "receipt": receipt, "statements": said, "hop": STAGE}
+        more = {"told": self.told, "tokens": self.tokens, "receipt": self.receipt, "statements": said, "hop": STAGE}
         return HopFault(**{**told, **more, "after": self.key.after, "accused": self.accused.peer, **fields})
+
+    @property
+    def receipt(self) -> bytes:
+        """Return the accused's signature."""
+        return self.receipt_by.sign(receipt_bytes(self.run, self.key, STAGE, self.told, self.tokens))
 
     def statement(self, who: PrivateIdentity, wrong: bool) -> AuditStatement:
         """Return one replica's word."""
-        signed = audit_bytes(self.run, self.key, STAGE, self.accused.peer, self.told, wrong)
+        signed = audit_bytes(self.run, self.key, STAGE, self.accused.peer, self.receipt, wrong)
         return AuditStatement(auditor=who.peer, wrong=wrong, signature=who.sign(signed))
 
 
@@ -167,6 +171,7 @@ FORGED: dict[str, Callable[[], HopFault]] = {
     "statement by another": lambda: with_words(Said(), wrong(1), auditor=PEERS[2].peer),
     "statement turned round": lambda: with_words(Said(), right(1, 2), wrong=True),
     "statement of another hop": lambda: with_words(Said(key=elsewhere), two),
+    "statement of a receipt of other tokens": lambda: with_words(Said(tokens=1), [*wrong(1), *right(2)]),
     "statement about another": lambda: with_words(Said(accused=PEERS[3]), two),
     "one word twice": lambda: Said().fault(*wrong(1, 1)),
 }

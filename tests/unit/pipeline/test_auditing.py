@@ -123,7 +123,7 @@ async def test_hop_that_most_find_wrong_is_done_again_by_others_and_its_replica_
     for claim, found in leader.accused:  # before it was found out it judged others
         assert [one.auditor for one in found if one.wrong] == ([A1, A2] if claim.accused == A else [A])
         for one in found:
-            signed = audit_bytes(RUN, claim.key, 0, claim.accused, claim.receipt.digest, one.wrong)
+            signed = audit_bytes(RUN, claim.key, 0, claim.accused, claim.receipt.signature, one.wrong)
             assert verify(one.auditor, signed, one.signature)
     accused = [claim.accused for claim, _ in leader.accused]
     assert A in accused
@@ -213,6 +213,7 @@ class Judges:
 
     def __init__(self, **said: str) -> None:
         self.clock, self.said, self.asked = FakeClock(), said, list[tuple[PeerId, float]]()
+        self.losses: dict[str, float] = {}
 
     async def call(self, peer: PeerId, rpc: Any, body: Audit, *, timeout_s: float) -> Any:
         """See :class:`~swarm.network.protocols.Endpoint`."""
@@ -222,10 +223,8 @@ class Judges:
             await self.clock.sleep(timeout_s)
             raise DeadlineMissed("no answer", peer=peer)
         await self.clock.sleep(0.5)
-        signed = audit_bytes(
-            RUN, body.key, body.hop, A, told_digest(body.content, body.seals), wrong=verdict == "wrong"
-        )
-        return Audited(verdict=verdict, signature=sign(peer, signed)), b""
+        signed = audit_bytes(RUN, body.key, body.hop, A, body.receipt, wrong=verdict == "wrong")
+        return Audited(verdict=verdict, loss_sum=self.losses.get(peer, 0.0), signature=sign(peer, signed)), b""
 
     def audits(self, judges: Collection[PeerId], chance: Callable[[], float] = lambda: 0.0) -> Audits:
         """Have these judge."""
@@ -270,6 +269,24 @@ async def test_one_that_says_that_it_was_given_nothing_is_not_enough(
     said: dict[str, str], outcome: str, against: tuple[PeerId, ...]
 ) -> None:
     found = await Judges(**said).audits([A1, A2]).judge(CLAIM)
+    assert (found.outcome, found.against) == (outcome, against)
+
+
+@pytest.mark.parametrize(
+    ("losses", "outcome", "against"),
+    [
+        ({"a1": 9.0, "a2": 4.0}, "passed", ()),
+        ({"a1": 9.0, "a2": 9.0}, "disputed", (A1, A2)),
+        ({"a1": 9.0}, "disputed", (A1,)),
+    ],
+)
+async def test_one_that_alone_has_another_loss_keeps_no_hop_from_counting(
+    losses: dict[str, float], outcome: str, against: tuple[PeerId, ...]
+) -> None:
+    judges = Judges(**dict.fromkeys(losses, "right"))
+    judges.losses = losses
+    claim = CLAIM._replace(receipt=Receipt(bytes(64), loss_sum=4.0, tokens=2))
+    found = await judges.audits([PeerId(peer) for peer in losses]).judge(claim)
     assert (found.outcome, found.against) == (outcome, against)
 
 
@@ -371,11 +388,12 @@ async def test_lie_that_a_neighbour_covers_is_not_proven_and_does_not_count() ->
 # --- what an auditor takes --------------------------------------------------------------------------------------------
 
 
-async def asked(crew: Crew, peer: PeerId, caller: PeerId = TRAINER, **changes: Any) -> Any:
-    """What a replica answers when it is asked to judge the first hop of the first microbatch of a crew."""
+async def asked(crew: Crew, peer: PeerId, caller: PeerId = TRAINER, *, signed: int = 0, **changes: Any) -> Any:
+    """What a replica answers when it is asked to judge the first hop of the first microbatch of a crew, whose receipt
+    is ``signed`` with so many tokens."""
     state = next(iter(crew.replicas[A].server._table))
     content, seals = state.hashes.content.to_wire(), (state.hashes.input.signature, state.hashes.gradient.signature)
-    receipt = sign(A, receipt_bytes(RUN, state.key, 0, told_digest(content, seals)))
+    receipt = sign(A, receipt_bytes(RUN, state.key, 0, told_digest(content, seals), signed))
     fields: dict[str, Any] = state.key._asdict() | {
         "route": (A, B), "hop": 0, "content": content, "seals": seals, "receipt": receipt, "tokens": 0,
     }  # fmt: skip
@@ -417,6 +435,15 @@ async def test_what_an_auditor_does_not_take(
         auditing._said.clear()
         with pytest.raises(Busy):
             await asked(crew, A1)
+
+
+async def test_word_on_one_receipt_is_none_on_another_with_other_tokens() -> None:
+    crew = await Crew.of(THREE)
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        said = [await asked(crew, A1, signed=tokens, tokens=tokens) for tokens in (0, 7, 0)]
+    assert [one.verdict for one in said] == ["right", "wrong", "right"]
 
 
 async def test_one_of_several_trainers_leaves_others_half_of_a_judge_and_has_no_more_judged_than_it_feeds() -> None:
