@@ -165,7 +165,7 @@ class MemberService:
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
         mean = await state.wait_mean()
         answer, signed = mean.answer, self._signed(name, "gradient", Asked(body), mean.answer.result)
-        said = {"signed": signed, "proven": self._accusation(name, mean)}
+        said = {"signed": signed, "proven": self._accusation(body.step, name, mean)}
         return answer.model_copy(update={**said, "rows": context.attempt.rows(body, self._at.roster)})
 
     def _signed(self, name: PartName | None, what: What, asked: Asked, digest: str) -> bytes:
@@ -175,13 +175,13 @@ class MemberService:
         attempt, inputs = asked.attempts.get(name, 0), asked.inputs(what)
         return self._context.sign(self._signing.data(name, attempt, what, inputs, digest))
 
-    def _accusation(self, name: PartName | None, mean: Mean) -> bytes:
-        """Return our signature that whom we name was proven wrong here; b"" where nobody was."""
-        if not mean.proven or name is None or mean.answer.culprit is None:
+    def _accusation(self, step: int, name: PartName | None, mean: Mean) -> bytes:
+        """Return our signature that whom we name was proven wrong here; b"" where nobody was, and of a closed step."""
+        if not mean.proven or name is None or mean.answer.culprit is None or step != self._at.open_step:
             return b""
-        at, after = self._at, self._at.history.head_hash[:AFTER_CHARS]
+        after = self._at.history.head_hash[:AFTER_CHARS]
         return self._context.sign(
-            averaging_bytes(at.rules.run, at.open_step, after, name, mean.answer.culprit, wrong=True)
+            averaging_bytes(self._at.rules.run, step, after, name, mean.answer.culprit, wrong=True)
         )
 
     @property

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.averaging.allreduce.allreduce_service import AllReduce
-from swarm.averaging.allreduce.guard import far_out
+from swarm.averaging.allreduce.guard import distances, far_out
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.allreduce.round import average
 from swarm.errors import BugError
@@ -65,6 +65,19 @@ def test_loud_sum_is_left_out_and_no_other(count: int, corrupt: Callable[[Values
     bad = names(count)[1]
     sums[bad] = corrupt(sums[bad])
     assert far_out(sums, by_peer) == [bad]
+
+
+@pytest.mark.parametrize("apart", [0.1, 0.01, 0.001])
+def test_distances_of_sums_that_are_nearly_alike_are_no_rounding(apart: float) -> None:
+    """Who reduces a mean, and who does so again, may have other machines."""
+    rng = np.random.default_rng(0)
+    common = rng.standard_normal(1 << 15)
+    sums = {
+        peer: (common + apart * (1 + number) * rng.standard_normal(1 << 15)).astype(np.float32)
+        for number, peer in enumerate(names(3))
+    }
+    exact = {peer: values.astype(np.float64) for peer, values in sums.items()}
+    assert distances(sums, dict.fromkeys(sums, 1)) == pytest.approx(distances(exact, dict.fromkeys(sums, 1)), rel=1e-5)
 
 
 def test_of_two_nobody_is_left_out_nor_of_three_that_are_alike() -> None:
