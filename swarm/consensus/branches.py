@@ -13,7 +13,7 @@ leaves free proposes the candidate for which most was done. Pure but for :class:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.consensus.acceptor import Acceptor, BranchHead, Vote
@@ -21,8 +21,7 @@ from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Confirmation, check_confirmed, valid_acceptances, voters
 from swarm.errors import OutOfSync, Refused, Violation
 from swarm.ids import PeerId
-
-Verify = Callable[[PeerId, bytes, bytes], bool]
+from swarm.security.signing import Verify
 
 
 def best(candidates: Iterable[BranchHead]) -> Vote | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -34,14 +34,13 @@ from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
 from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
 from swarm.security.credentials import Credential, Order
+from swarm.security.signing import Verify
 
 MAX_CHANGES = 64
 """Of each kind in one step; who comes later is asked to try the next one."""
 
 ALL_ASKED = "all have been asked to leave"
 """How it begins what a leader says to one that cannot be spared, and need not be for long."""
-
-Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 class Admission(Message):

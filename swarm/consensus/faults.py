@@ -10,7 +10,7 @@ The record of the step carries what was found, and says until when a member that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -29,10 +29,9 @@ from swarm.schema import (
     PeerIdField,
     SignatureField,
 )
-from swarm.security.signing import audit_bytes, averaging_bytes, receipt_bytes
+from swarm.security.signing import Verify, audit_bytes, averaging_bytes, receipt_bytes
 from swarm.security.statements import AuditStatement, found_wrong
 
-Verify = Callable[[PeerId, bytes, bytes], bool]
 Proven = tuple[PeerId, ...]
 """Whom a fault proves wrong."""
 

@@ -7,7 +7,7 @@ import json
 import math
 import operator
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_low
@@ -44,6 +44,7 @@ from swarm.schema import (
     PartField,
     PeerIdField,
 )
+from swarm.security.signing import Verify
 
 if TYPE_CHECKING:
     import torch  # commands that only read records start without it
@@ -356,7 +357,7 @@ class Decision:
     term: int = 0
     digest: str = ""
 
-    def proven(self, roster: Roster, verify: Callable[[PeerId, bytes, bytes], bool]) -> Decision:
+    def proven(self, roster: Roster, verify: Verify) -> Decision:
         """With the signatures of those only who take part in its step, ``roster``; of a founding record, whom it names.
         Who tells of a decision may add what he likes."""
         asked = self.record.members if self.record.founding else roster
@@ -435,7 +436,7 @@ def check_acceptances(
     record: CloseRecord,
     electorate: Roster,
     acceptances: Mapping[str, bytes],
-    verify: Callable[[PeerId, bytes, bytes], bool],
+    verify: Verify,
     term: int = 0,
 ) -> None:
     """Check that the record is decided: a majority (:mod:`.majority`) of the voters among those who take part in its
@@ -452,7 +453,7 @@ def check_confirmed(
     record: CloseRecord,
     electorate: Roster,
     acceptances: Mapping[str, bytes],
-    verify: Callable[[PeerId, bytes, bytes], bool],
+    verify: Verify,
     term: int = 0,
 ) -> None:
     """As :func:`check_acceptances`, and of one that begins a provisional lineage that a majority has accepted it since.
@@ -467,7 +468,7 @@ def _check_signed(
     record: CloseRecord,
     asked: Sequence[PeerId],
     acceptances: Mapping[str, bytes],
-    verify: Callable[[PeerId, bytes, bytes], bool],
+    verify: Verify,
     term: int,
 ) -> None:
     accepted = valid_acceptances(record, asked, acceptances, verify, term)
@@ -482,7 +483,7 @@ def valid_acceptances(
     record: CloseRecord,
     asked: Sequence[PeerId],
     acceptances: Mapping[str, bytes],
-    verify: Callable[[PeerId, bytes, bytes], bool],
+    verify: Verify,
     term: int,
 ) -> dict[str, bytes]:
     """The signatures of those of ``asked`` that accepted the record in this term."""

@@ -28,7 +28,7 @@ class Member(Message):
     """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing. ``incarnation`` is
     the life of it that takes part, another one for every process: see :mod:`swarm.consensus.ballot`. ``region`` is
     where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it.
-    ``beside`` are the peers with which it was started on one machine, as it says: see :mod:`swarm.consensus.roster`.
+    ``beside`` are the peers with which it was started on one machine, as it says: see :func:`machines_of`.
     ``machine`` is its machine's own mark in this run: those with one mark die together, as they say.
     ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never;
     ``since`` for who joined, or got another part: the first step in which it takes part so; ``mute`` for whom its

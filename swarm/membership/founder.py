@@ -157,8 +157,8 @@ class Founder:
 
         Raises StateError when the state is not to be had; RunEnded when this peer is barred from the run that goes on,
         when too few peers come, or one does not accept, within ``patience_s`` each (None: wait for ever); a PeerError
-        when this peer itself cannot accept. When it ends
-        so, or is cancelled, those who came are told, which takes GIVE_UP_S at most.
+        when this peer itself cannot accept. When it ends so, or is cancelled, those who came are told, which takes
+        GIVE_UP_S at most.
         """
         try:
             origin, snapshots = await self._loaded(waiting)

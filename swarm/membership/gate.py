@@ -20,7 +20,8 @@ from swarm.membership.access import METHODS, CallerAccess
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import AnyMethod, Directory, RecordT, Rpc, Service
 from swarm.schema import Record
-from swarm.security.credentials import Credential, Order, Verify, role_that_holds
+from swarm.security.credentials import Credential, Order, role_that_holds
+from swarm.security.signing import Verify
 from swarm.step.member.open_step import OpenStep
 from swarm.step.member.position import Forking
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from swarm.consensus.changes import Verify
 from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes, check_acceptances
 from swarm.device import Executor
@@ -30,6 +29,7 @@ from swarm.membership.observer_sources import UpdateSources, UpdateTimeout
 from swarm.network.protocols import Endpoint, ReplyT, Rpc
 from swarm.optim.clipping import factor
 from swarm.optim.part import PartState
+from swarm.security.signing import Verify
 from swarm.state.download import gravest
 from swarm.step.observe_messages import (
     AHEAD,

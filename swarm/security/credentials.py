@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
@@ -18,7 +18,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PeerId
 from swarm.schema import Count, DigestField, Message, PeerIdField
-from swarm.security.signing import PrivateIdentity
+from swarm.security.signing import PrivateIdentity, Verify
 
 GrantRole = Literal["stage", "trainer", "observer", "any"]
 """What the holder may do: one of the two, look only, or all."""
@@ -33,8 +33,6 @@ MAX_CREDENTIAL_CHARS = 6144
 """Of a credential as text: one with the signatures of all issuers has room."""
 
 SEED_BYTES = 32
-
-Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 class Grant(Message):

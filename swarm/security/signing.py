@@ -15,6 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from swarm.ids import JourneyKey, PeerId
 
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""Says whether what comes last is a peer's signature under these bytes."""
+
 SIGNATURE_BYTES = 64
 PRIVATE_KEY_BYTES = 68
 """Length of a private key's protobuf."""
@@ -86,7 +89,7 @@ class Signing:
     """One peer's signature, and how those of all are verified."""
 
     sign: Callable[[bytes], bytes]
-    verify: Callable[[PeerId, bytes, bytes], bool] = verify
+    verify: Verify = verify
 
 
 def peer_of(public: bytes) -> PeerId:

@@ -14,6 +14,7 @@ from swarm.consensus.records import CloseRecord, Confirmation, Decision
 from swarm.events import EventSink, NullSink
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Order
+from swarm.security.signing import Verify
 from swarm.step.calls import Liveness, StepCalls
 from swarm.step.leader.lead_service import LeadService
 from swarm.step.member.open_step import Attempt, HeldPart, OpenStep
@@ -75,7 +76,7 @@ class MemberContext:
     holder: PartHolder
     attempt: Attempt
     sign: Callable[[bytes], bytes]
-    verify: Callable[[PeerId, bytes, bytes], bool]
+    verify: Verify
     clock: Clock
     gone: Callable[[], Mapping[PeerId, str]] = dict
     doubted: Callable[[], Collection[PeerId]] = tuple
@@ -109,7 +110,7 @@ class CloseContext:
     liveness: Liveness
     clock: Clock
     timeout_s: Callable[[], float]
-    verify: Callable[[PeerId, bytes, bytes], bool]
+    verify: Verify
     waiting: Callable[[str], None] = lambda _: None
     confirmed: Callable[[], Confirmation | None] = lambda: None
     alone_at: Callable[[], float | None] = lambda: None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,11 +16,11 @@ from swarm.consensus.acceptor import RecordEvidence
 from swarm.consensus.records import CloseRecord, Contribution, by_trainer, rows_bytes
 from swarm.consensus.roster import Roster
 from swarm.ids import PeerId, RunId
+from swarm.security.signing import Verify
 from swarm.step.decisions import ATTEMPTS_PER_TERM
 from swarm.step.messages import Apply, Reconcile
 
 What = Literal["gradient", "weights"]
-Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from swarm.errors import Violation
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.network.protocols import Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
+from swarm.security.signing import Verify
 from swarm.step.decisions import Disagreement, alike
-from swarm.step.results import Asked, ResultSigning, Verify, What
+from swarm.step.results import Asked, ResultSigning, What
 
 _RESULT = r"^[0-9a-f]{16,64}(/0x[01]\.[0-9a-f]{1,13}p(\+[0-9]{1,3}|-[0-9]{1,4}))?$"
 

@@ -132,7 +132,7 @@ class Audits:
                 if not (why := _other_loss(claim.receipt, said)):
                     return HopOutcome(claim, "passed", by=(peer,))
                 other_loss[peer] = f"{why} as {peer} computes it"  # nobody signs that: one alone may make it up
-            if verdict == "wrong":
+            elif verdict == "wrong":
                 return await self._all(claim, peer, said, judging, asked[at + 1 :])
             elif verdict == "withheld":
                 withheld[peer] = said.reason

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarm.consensus.changes import OpenStepFacts, Verify
+from swarm.consensus.changes import OpenStepFacts
 from swarm.consensus.faults import MAX_FAULTS, Fault, Proven, barring, newly_barred
 from swarm.consensus.ledger import Ledger
 from swarm.consensus.records import CloseRecord, Contribution, Quarantined
@@ -18,6 +18,7 @@ from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import Barred
 from swarm.errors import Busy, Refused, Superseded, Violation
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
+from swarm.security.signing import Verify
 from swarm.step.leader.requests import ChangeRequests
 from swarm.step.messages import Leased, ResumeTrainer, TrainerResumed
 from swarm.step.rules import StepRules

@@ -15,7 +15,7 @@ from swarm.errors import Refused, Superseded, Violation, WrongStep
 from swarm.ids import JourneyKey, PeerId
 from swarm.network.protocols import AnyMethod
 from swarm.schema import AFTER_CHARS, Empty
-from swarm.security.signing import receipt_bytes
+from swarm.security.signing import Verify, receipt_bytes
 from swarm.step.leader.book import LedTerm, StepBook
 from swarm.step.leader.punctuality import Lateness
 from swarm.step.messages import (
@@ -47,7 +47,7 @@ class LeadService:
         rules: StepRules,
         me: PeerId,
         wait_open: Callable[[int], Awaitable[None]],
-        verify: Callable[[PeerId, bytes, bytes], bool],
+        verify: Verify,
         *,
         term_of: Callable[[], int] = lambda: 0,
         hosted: bool = False,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.changes import (
@@ -26,6 +26,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.security.credentials import Order
+from swarm.security.signing import Verify
 from swarm.step.rules import StepRules
 
 
@@ -36,7 +37,7 @@ class ChangeRequests:
     def __init__(
         self,
         rules: StepRules,
-        verify: Callable[[PeerId, bytes, bytes], bool],
+        verify: Verify,
         now: OpenStepFacts,
         *,
         may_end: bool = True,

@@ -19,6 +19,7 @@ from swarm.consensus.trials import following as trials_following
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violation
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Credential
+from swarm.security.signing import Verify
 from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, gone_back, guarded, totals, usual_by_part
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Apply, Propose, Reconcile
@@ -29,9 +30,7 @@ from swarm.step.rules import StepRules
 class AcceptanceRules:
     """One member's rules."""
 
-    def __init__(
-        self, me: PeerId, rules: StepRules, history: History, verify: Callable[[PeerId, bytes, bytes], bool]
-    ) -> None:
+    def __init__(self, me: PeerId, rules: StepRules, history: History, verify: Verify) -> None:
         self._me, self._rules, self._history, self._verify = me, rules, history, verify
         self._changes = ChangeRules(rules.roster, verify)
 

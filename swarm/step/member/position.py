@@ -16,6 +16,7 @@ from swarm.consensus.records import CloseRecord, Decision, voters
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Refused
 from swarm.ids import PeerId
+from swarm.security.signing import Verify
 from swarm.step.member.open_step import OpenStep
 from swarm.step.messages import Decide, Propose
 from swarm.step.rules import StepRules
@@ -35,7 +36,7 @@ class Forking:
         me: PeerId,
         history: History,
         life: Incarnation,
-        verify: Callable[[PeerId, bytes, bytes], bool],
+        verify: Verify,
         gone: Callable[[], Mapping[PeerId, str]],
     ) -> None:
         self._me, self._history, self._life, self._verify, self._gone = me, history, life, verify, gone

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from swarm.clock import Clock
-from swarm.consensus.changes import Verify
 from swarm.consensus.faults import Fault, HopFault, check_fault
 from swarm.consensus.ledger import is_reassigned
 from swarm.consensus.records import Contribution, Quarantined, rows_bytes
@@ -20,6 +19,7 @@ from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, U
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
+from swarm.security.signing import Verify
 from swarm.step.calls import LiveCalls
 from swarm.step.member.position import Position
 from swarm.step.messages import (
