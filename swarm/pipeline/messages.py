@@ -93,9 +93,9 @@ class Drop(JourneyMessage):
 
 class Recall(Message):
     """A neighbour on the route, or the trainer, asks stage ``hop`` for what it sent: its output, or the gradient of
-    its input. The answer's payload is the tensor, wire-encoded. Who sent it, or holds the same stage, may ask for what
-    came there, too, as it is retained: its ``input``, or the gradient that it ``received`` (where the loss is computed:
-    the targets)."""
+    its input. The answer's payload is the tensor, wire-encoded. Who sent it may ask for what came there, too, as it is
+    retained: its ``input``, or the gradient that it ``received`` (where the loss is computed: the targets). Who holds
+    the same stage may ask for all of it."""
 
     step: Count
     microbatch: MicrobatchField

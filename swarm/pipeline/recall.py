@@ -248,8 +248,8 @@ class Recalls:
         specs, stage = self._settings.specs, self._settings.stage
         if what == "targets" or (what == "received" and hop == stage and self._settings.computes_loss):
             return specs.target_bytes
-        if what in ("input", "received") and hop != stage:
-            return specs.leaving_bytes(step, "forward" if what == "input" else "backward")
+        if (what in ("input", "received")) is (hop != stage):
+            return specs.leaving_bytes(step, "forward" if what in ("input", "output") else "backward")
         if what in ("input", "output") and self._settings.first and specs.hosted:
             return specs.token_bytes
         return specs.arriving_bytes(step, "forward" if what in ("input", "output") else "backward")[0]

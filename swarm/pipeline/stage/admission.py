@@ -341,8 +341,8 @@ class AdmissionRules:
             raise WrongStep(f"step {body.step} is not open here, step {self._table.step} is")
 
     def recall(self, caller: PeerId, body: Recall) -> None:
-        """A neighbour on the route wants its tensor again. Its parameters must be here: its step's be open, or it early
-        work of the next."""
+        """A neighbour on the route wants its tensor again, or another of the stage to judge what went through it. Its
+        parameters must be here: its step's be open, or it early work of the next."""
         self._place(body, body.route)
         opened, stage = self._table.step, self._settings.stage
         ready = body.step == opened or self._table.window.work_of(body).early
@@ -350,8 +350,7 @@ class AdmissionRules:
             raise WrongStep(f"stage {stage} is in step {opened}, not {body.hop} in {body.step}")
         after = body.what in ("output", "received")
         neighbour = (self._downstream if after else self._upstream)(body.microbatch.trainer, body.route)
-        beside = caller in self.replicas(stage) and body.what in ("input", "received")
-        if caller not in (neighbour, body.microbatch.trainer) and not beside:
+        if caller not in (neighbour, body.microbatch.trainer, *self.replicas(stage)):
             raise Refused(f"{body.what} of stage {stage} goes to {neighbour} only")
 
     def audit(self, caller: PeerId, body: Audit) -> None:

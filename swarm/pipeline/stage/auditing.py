@@ -52,6 +52,10 @@ FARTHEST = 2.0
 """How far these may be, relative to their length: another expert is no other size."""
 
 
+_Source = tuple[TrainerWhat, int]
+"""What is had of which stage."""
+
+
 class Withheld(Refused):
     """What a hop was computed from, or what it sent, cannot be had."""
 
@@ -127,17 +131,21 @@ class Auditing:
         if back.tokens != tokens:
             return Found("wrong", f"a loss over {tokens} tokens, where {back.tokens} count")
         hop, stage, doubt = claim.content, self._settings.stage, ""
-        sent: tuple[tuple[Payload | None, bytes, Direction, int], ...] = (
-            (output, hop.output, "forward", stage + 1),
-            (back.gradient, hop.sent, "backward", stage - 1),
+        sent: tuple[tuple[Payload | None, bytes, Direction, tuple[_Source, _Source]], ...] = (
+            (output, hop.output, "forward", (("input", stage + 1), ("output", stage))),
+            (back.gradient, hop.sent, "backward", (("received", stage - 1), ("gradient", stage))),
         )
-        for ours, said, direction, at in sent:
+        for ours, said, direction, sources in sent:
             if await hash_of(ours) == said:
                 continue
             what = "output" if direction == "forward" else "gradient of the input"
-            if ours is None or said == NOTHING:
-                return Found("wrong", f"another {what} than none" if ours is None else f"no {what}")
-            theirs = await self._claimed(claim, said, direction, at)
+            if ours is None:
+                return Found("wrong", f"another {what} than none")
+            if said == NOTHING:  # its trainer takes no such receipt
+                doubt = f"it does not say which {what} it has"
+                continue
+            # Who took the hop over has its own, which it sent to nobody; a lie that all cover is not to count.
+            theirs = await self._had(claim, said, sources)
             found = await self._compared(ours, theirs, material.work, direction)
             if found.verdict == "wrong" and await self._steady(material, ours, direction):
                 return Found("wrong", f"the {what}: {found.reason}")
@@ -182,7 +190,7 @@ class Auditing:
             targets=back if targets else None,
         )
 
-    async def _had(self, claim: _Claim, hashed: bytes, sources: Iterable[tuple[TrainerWhat, int]]) -> Payload:
+    async def _had(self, claim: _Claim, hashed: bytes, sources: Iterable[_Source]) -> Payload:
         """Bytes with this hash, of the first that gives them: what it has, and at which stage that is. Raises
         Withheld."""
         why = []
@@ -191,17 +199,7 @@ class Auditing:
                 return await self._fetched(claim, hashed, what, hop)
             except PeerError as error:
                 why.append(str(error))
-        told = "; ".join(why)
-        raise Withheld(f"{claim.accused} does not give what it got, nor does who it got it from: {told}"[:400])
-
-    async def _claimed(self, claim: _Claim, hashed: bytes, direction: Direction, hop: int) -> Payload:
-        """What the replica sent, of who got it. Raises Withheld: a lie that a neighbour covers is not to count."""
-        try:
-            return await self._fetched(claim, hashed, "input" if direction == "forward" else "received", hop)
-        except PeerError as error:
-            raise Withheld(
-                f"{claim.accused} sent something else than is found here, but who got it: {error}"
-            ) from error
+        raise Withheld(f"nobody gives what {claim.accused} got, or sent: {'; '.join(why)}"[:400])
 
     async def _fetched(self, claim: _Claim, hashed: bytes, what: TrainerWhat, hop: int) -> Payload:
         stage, errand = self._settings.stage, claim.errand

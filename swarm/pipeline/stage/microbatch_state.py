@@ -103,12 +103,21 @@ class Tensors:
 
 @dataclass(slots=True)
 class Hashes:
-    """What came and what was sent last, for the receipt; it outlives the tensors."""
+    """What came, and what was made of it, for the receipt; it outlives the tensors. All four are of one computing: what
+    comes anew takes with it what was made of what came before."""
 
     input: Sealed = Sealed()
     gradient: Sealed = Sealed()
     output: bytes = NOTHING
     sent: bytes = NOTHING
+
+    def of_input(self, sealed: Sealed) -> None:
+        """An input came."""
+        self.input, self.output, self.sent = sealed, NOTHING, NOTHING
+
+    def of_gradient(self, sealed: Sealed) -> None:
+        """A gradient of the output came, or targets."""
+        self.gradient, self.sent = sealed, NOTHING
 
     @property
     def content(self) -> Content:
@@ -237,7 +246,7 @@ class MicrobatchState:
         """Its input is here. What was added keeps the hash of what it was computed from."""
         self.tensors.input = payload
         if not self.accumulated:
-            self.hashes.input = sealed
+            self.hashes.of_input(sealed)
 
     def take_targets(self, payload: Payload, sealed: Sealed) -> bool:
         """Its targets came. Return whether they are news: a trainer that comes back to a replica brings them again."""
@@ -250,7 +259,7 @@ class MicrobatchState:
         """Its targets are here."""
         self.tensors.targets = payload
         if not self.accumulated:
-            self.hashes.gradient = sealed
+            self.hashes.of_gradient(sealed)
 
     def take_gradient(self, payload: Payload, sender: PeerId, sealed: Sealed) -> bool:
         """The gradient of its output came. Return whether it is news."""
@@ -263,7 +272,7 @@ class MicrobatchState:
         """The gradient of its output is here."""
         self.tensors.gradient, self.tensors.gradient_sender = payload, sender
         if not self.accumulated:
-            self.hashes.gradient = sealed
+            self.hashes.of_gradient(sealed)
 
     def after_input(self, needs_targets: bool) -> Next:
         """Decide what follows when its input or, where the loss is computed, its targets have come."""
@@ -332,11 +341,10 @@ class MicrobatchState:
         """Its forward was computed. Nothing is kept of what went back meanwhile."""
         if self.phase not in (Phase.COMPUTING, Phase.QUEUED_BACK):
             return Next(Action.NOTHING, "its backward went ahead without it")
-        self.tensors.graph = graph
+        self.tensors.graph, self.tensors.output = graph, output
         self._move(Phase.SENT_ON)
         if self.tensors.gradient is not None:
             return Next(Action.QUEUE_BACKWARD, "its gradient came meanwhile: the next stage was sent it by others")
-        self.tensors.output = output
         return Next(Action.TELL_FORWARD, "its forward was computed")
 
     def take_graph(self) -> Graph | None:

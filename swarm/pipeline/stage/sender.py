@@ -50,8 +50,11 @@ class Sender:
         self._unheard: dict[PeerId, int] = {}
 
     async def send_output(self, state: MicrobatchState, output: Payload) -> None:
-        """The output, to the next stage or home. Under way, the microbatch may be sent along another route."""
-        hashed = state.hashes.output = await hash_of(output)
+        """The output, to the next stage or home. Under way, the microbatch may be sent along another route. What was
+        added keeps the hash of what it was computed with."""
+        hashed = await hash_of(output)
+        if not state.accumulated:
+            state.hashes.output = hashed
         key, route, hop = state.key, state.route, self._settings.stage + 1
         target, fields = standing_at(route, hop, key.microbatch.trainer), key._asdict()
         seal = self._context.seals.seal(Across(key, hop, "forward"), hashed)
@@ -108,8 +111,7 @@ class Sender:
         except PeerError as error:
             await self.report_blocked(state.key, state.route, self._settings.stage, "backward", error)
         else:
-            hashed = state.hashes.sent = await hash_of(gradient)
-            await self.send_gradient(state, gradient, hashed)
+            await self.send_gradient(state, gradient, await hash_of(gradient))
 
     async def _home(self, key: JourneyKey, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
         """To the trainer, whom nobody needs to tell that it cannot be reached: its deadlines deal with it."""

@@ -20,6 +20,7 @@ from swarm.network.protocols import Payload
 from swarm.phases import Phases, advance
 from swarm.pipeline.compute import Contributed, Graph, Material
 from swarm.pipeline.messages import Direction
+from swarm.pipeline.seals import NOTHING, hash_of
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.memory import MemoryRelief
 from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, Work
@@ -159,7 +160,7 @@ class Worker:
     async def _contribute(self, state: MicrobatchState, queued: float) -> None:
         """Both directions, or the way back, in one piece."""
         started, material = self._context.clock.monotonic(), self._material(state)
-        graph, sender = state.take_graph(), state.tensors.gradient_sender
+        graph, sender = await self._graph(state, material), state.tensors.gradient_sender
 
         def compute() -> Phases[Contributed]:
             result = yield from self._context.compute.contribute(material, graph, sender)
@@ -174,11 +175,22 @@ class Worker:
         self._added(state)
         self._hand_back(state, result.gradient, partial(self._sender.report_backward, state, took))
 
+    async def _graph(self, state: MicrobatchState, material: Material) -> Graph | None:
+        """Return what backward needs. Where nothing is held the forward is computed here: its output, which others had
+        sent on before, is in the receipt, too, by which this hop is judged."""
+        output, graph = state.tensors.output, state.take_graph()
+        if graph is None and not self._settings.computes_loss:
+            again = self._context.compute.forward(material.input, material.seed, material.work, first=material.first)
+            output, graph = await self._compute(state, again, nullcontext())
+        if output is not None and state.hashes.output == NOTHING:
+            state.hashes.output = await hash_of(output)
+        return graph
+
     async def _turn_back(self, state: MicrobatchState, queued: float) -> None:
         """What the stage before waits for; the rest when there is nothing else to do, or at once where that would be
         more than may be held."""
         started, material = self._context.clock.monotonic(), self._material(state)
-        graph, sender = state.take_graph(), state.tensors.gradient_sender
+        graph, sender = await self._graph(state, material), state.tensors.gradient_sender
         work = self._context.compute.turn_back(material, graph, sender)
         contributed, rest = await self._compute(state, work, nullcontext())
         state.took = self._took("backward", queued, started)

@@ -634,8 +634,12 @@ class Journey:
         signed = (receipt.digest, receipt.tokens, receipt.signature)
         if not self._context.seals.receipted_by(caller, self.key, report.hop, *signed):
             raise Refused("the receipt's signature does not verify")
-        if NOTHING in (content.input, content.gradient):
-            raise Refused("a contribution to which nothing came")
+        lacking = {name for name, hashed in content._asdict().items() if hashed == NOTHING}
+        if self._context.ends is None:  # targets have no output, token ids no gradient
+            lacking -= {"output"} if counts else set()
+            lacking -= {"sent"} if report.hop == 0 else set()
+        if lacking:
+            raise Refused(f"a contribution that does not say what its {min(lacking)} is")
         counted = int((self._kept.batch.targets >= 0).sum()) if counts else 0
         if counts and (report.tokens != counted or not 0 <= report.loss_sum <= self._context.most_loss * counted):
             raise Refused(f"a loss of {report.loss_sum} over {report.tokens} tokens of {counted}")

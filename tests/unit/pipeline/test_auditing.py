@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from swarm.models.spec import TensorSpec, token_spec
 from swarm.pipeline.activity import AuditCounts
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.messages import AUDIT, RECALL, Audit, Audited, Recall
-from swarm.pipeline.seals import told_digest
+from swarm.pipeline.recall import Errand
+from swarm.pipeline.seals import NOTHING, hash_of, told_digest
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.stage.auditing import MAX_AUDITS, Found, compared, far_rows
 from swarm.pipeline.trainer.audits import (
@@ -377,11 +379,12 @@ async def test_only_what_was_found_right_counts_and_what_does_not_count_begins_i
 async def test_lie_that_a_neighbour_covers_is_not_proven_and_does_not_count() -> None:
     crew = await audited()
     crew.replicas[A].part.scale *= 1.5
+    crew.replicas[A].server._recalls.output = AsyncMock(side_effect=Refused("never"))  # type: ignore[method-assign]
     asked_for = give_nothing(crew, B)
     leader = await played(crew)
     assert asked_for
     assert told(crew)["withheld"] == {A}
-    assert leader.accused == []
+    assert A not in {claim.accused for claim, _ in leader.accused}, "as a judge it calls others' hops wrong"
     assert {one.route[0] for one in leader.finished} <= {A1, A2}
 
 
@@ -492,6 +495,28 @@ async def test_what_differs_in_the_last_bits_is_right_and_what_differs_more_is_n
             "wrong",
             "the output: 2 of 2 rows are further out than 2e-05 of their length",
         )
+
+
+@pytest.mark.parametrize("what", ["output", "sent"])
+async def test_what_a_receipt_does_not_say_is_not_wrong(what: str) -> None:
+    crew = await Crew.of(THREE)
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        setattr(next(iter(crew.replicas[A].server._table)).hashes, what, NOTHING)
+        assert (await asked(crew, A1)).verdict == "unjudged"
+
+
+async def test_what_a_replica_sent_to_nobody_it_gives_who_judges_it() -> None:
+    crew = await Crew.of(THREE)
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        crew.replicas[A].part.scale *= 1 + 2e-7  # another machine, whose output B was not sent
+        state = next(iter(crew.replicas[A].server._table))
+        payload = await crew.replicas[A].server._recalls.output(Errand.of(state, 5.0))
+        state.hashes.output = await hash_of(payload)
+        assert (await asked(crew, A1)).verdict == "right"
 
 
 class Less(CheapPart):
