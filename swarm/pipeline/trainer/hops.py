@@ -533,9 +533,11 @@ class HopAttempts:
 
     def has_only_begun(self, hop: Hop) -> bool:
         """Return whether the run has, so that its queues still grow: then a replica that is late, and meanwhile told of
-        other microbatches, is given another turn or two, twice as long each."""
-        young = self._replicas.pace.young(self._way.turn_of(hop))
-        return young and hop.misses <= EXTRA_TURNS and hop.replica not in self._replicas.silence
+        other microbatches, is given another turn or two, twice as long each, but for no longer than the others let
+        anybody be waited for."""
+        pace, work = self._replicas.pace, self._way.turn_of(hop)
+        young = pace.young(work) and hop.misses <= EXTRA_TURNS and hop.replica not in self._replicas.silence
+        return young and pace.seconds(hop.replica, work) * (2**hop.misses - 1) < pace.most(hop.replica, work)
 
     def turn_passed(self, at: int) -> None:
         """When the replica has said nothing meanwhile, that is news for other journeys, too."""
@@ -547,7 +549,9 @@ class HopAttempts:
     def suspect(self, at: int, peer: PeerId, reason: str, now: float) -> None:
         """It does not answer, or not in time: it is left out for a while, and the health watch looks at it."""
         self._ask_for(SuspectReplica(peer), reason)
-        self._replicas.wiring.fail(at, peer, now=now, reason=reason)
+        asked = self._way.asked_at(at, peer)
+        waited_s = 0.0 if asked is None else now - asked
+        self._replicas.wiring.fail(at, peer, now=now, reason=reason, waited_s=waited_s)
 
     def blame(self, at: int, peer: PeerId, error: PeerError, now: float) -> str:
         """A replica failed. Being busy, or a step ahead or behind, is no fault, but always being busy is. Returns why
