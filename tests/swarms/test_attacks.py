@@ -31,6 +31,7 @@ from swarm.events import (
     DigestMismatch,
     GradientsFarOut,
     HopDiffers,
+    HopMoved,
     JourneySetAside,
     PartsCapped,
     ProvenWrong,
@@ -320,6 +321,9 @@ def test_replica_that_hands_on_500_fold_gradients_corrupts_no_sum(
     told = {event.microbatch: event.reason for event in swarm.events(JourneySetAside)}
     assert told.keys() == lies
     assert all("64 times the median" in reason for reason in told.values())
+    peers = [peer.endpoint.peer for peer in swarm.peers.values()]
+    assert not any(peer in reason for reason in told.values() for peer in peers), "nobody"
+    assert all(move.refused for move in swarm.events(HopMoved) if move.microbatch in lies)
     committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
     assert not committed & lies
     assert losses(swarm)[-1] < 0.8 * losses(swarm)[0]

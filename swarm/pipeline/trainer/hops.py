@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from swarm.errors import Busy, DeadlineMissed, PeerError, Refused
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Violation
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Direction
 from swarm.pipeline.seals import Content, Shown, told_digest
@@ -81,6 +81,7 @@ class MoveHop(NamedTuple):
     new: PeerId
     direction: Direction
     late: bool
+    refused: bool
 
 
 class SuspectReplica(NamedTuple):
@@ -499,7 +500,8 @@ class HopAttempts:
         old, error = self._way.hops[at].replica, attempt.error
         assert error is not None  # noqa: S101 - the old one is replaced for it
         self._way.move(at, new)
-        moved = MoveHop(at, old, new, "backward" if self._way.back else "forward", isinstance(error, DeadlineMissed))
+        late, refused = isinstance(error, DeadlineMissed), isinstance(error, Violation)
+        moved = MoveHop(at, old, new, "backward" if self._way.back else "forward", late, refused)
         self._ask_for(moved, f"{error.code}: {error.reason}")
         attempt.why = f"{why}; {old}: {error.code}"
 
@@ -568,7 +570,7 @@ class HopAttempts:
         others = self._replicas.present(at) - set(failed)
         if len(set(failed)) < 2 and (others or len(failed) < 2):
             return ""
-        return f"stage {at} failed on {', '.join(dict.fromkeys(failed))}: {error.code}: {error.reason}"
+        return f"stage {at} failed on it {len(failed)} times: {error.code}: {error.reason}"
 
     def answered(self, at: int, now: float) -> None:
         """The hop was done: the one who failed on it before is left out for a while, unlike with poison."""
