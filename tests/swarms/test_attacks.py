@@ -104,7 +104,8 @@ def test_replica_whose_sum_is_turned_around_is_left_out_and_named_by_those_that_
     assert {event.peer for event in told} == {liar}
     steps = {(event.step,) for event in told}
     assert steps <= lie.told
-    assert len(steps) >= 8, "in one or two its few microbatches are too like the others'"
+    assert (1,) not in steps, "once it may be chance"
+    assert len(steps) >= 7, "in one or two its few microbatches are too like the others'"
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 
