@@ -297,7 +297,7 @@ def _describe_late(event: Event) -> tuple[str, str] | None:
             whose = "" if event.peer is None else f", all of which went through {event.peer}"
             several = "es" * (event.microbatches > 1)
             told = f"{event.microbatches} microbatch{several} of step {event.step}, of {event.loss:.1f} nats a token"
-            return "not shown", f"in the loss: {told}, far above the others{whose}"
+            return "not shown", f"in the loss: {told}, far from the others{whose}"
         case ClosedWithout():
             late = "; ".join(f"{peer}: {why}" for peer, why in event.late.items())
             return "late", harmless(f"step {event.step} closes without some, who are averaged later: {late}")

@@ -68,7 +68,8 @@ MAX_SQ_NORM = 1e100
 """More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
 
 FAR_LOSS = 8.0
-"""A microbatch with more nats a token, and so many times what most have, is far out."""
+"""A microbatch with more nats a token, and so many times what most have, is far out, and so is one with so many times
+fewer than most have."""
 
 SquaredNorm = Annotated[float, Field(ge=0, le=MAX_SQ_NORM)]
 
@@ -306,9 +307,12 @@ class CloseRecord(Message):
 
     @cached_property
     def far_out(self) -> tuple[Contribution, ...]:
-        """Return the microbatches whose loss is so far above that of most that it says nothing about the model."""
+        """Return the microbatches whose loss is so far from that of most that it says nothing about the model: above
+        it, or below, as of text that is easy, or of a trainer that reports less than it computed. Nothing else follows
+        from it."""
         usual = median_low([one.nats for one in self.committed] or [0.0])
-        return tuple(one for one in self.committed if one.nats > max(FAR_LOSS, FAR_LOSS * usual))
+        least, most = usual / FAR_LOSS, max(FAR_LOSS, FAR_LOSS * usual)
+        return tuple(one for one in self.committed if not least <= one.nats <= most)
 
     @property
     def suspect(self) -> PeerId | None:

@@ -77,8 +77,8 @@ class ResidualLost(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumLeftOut(Event):
     """The mean of a part lacks so many target tokens of ``peer``'s sum, more than half, which was far from the others'
-    sums, as those say ``by`` whom they were left out: more than half of the part's replicas. Less than that may be
-    chance, or one that lies; records have it."""
+    sums, as those say ``by`` whom they were left out: more than half of the part's replicas; and so it was in one of
+    the seven steps before. Less than that may be chance, or one that lies; records have it."""
 
     step: int
     part: PartName

@@ -33,7 +33,8 @@ class JourneyCompleted(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopMoved(Event):
     """A hop was sent to another replica of its stage, with the reason. ``direction`` is ``forward`` or ``backward``;
-    ``late``: the old one has not answered in time, and may be well."""
+    ``late``: the old one has not answered in time, and may be well. ``refused``: it says that what it was given is
+    wrong, and others may be at fault for that."""
 
     step: int
     microbatch: MicrobatchId
@@ -43,6 +44,7 @@ class HopMoved(Event):
     reason: str
     direction: str = "forward"
     late: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,8 @@ class HopAudited(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JourneySetAside(Event):
-    """A trainer gave a microbatch up for good: it cannot be computed, no matter who tries."""
+    """A trainer gave a microbatch up for good: it cannot be computed, no matter who tries. The reason names nobody, for
+    what they got may come of another's work."""
 
     step: int
     microbatch: MicrobatchId

@@ -99,9 +99,9 @@ class DigestMismatch(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossesFarOut(Event):
-    """So many microbatches of a step have a loss far above the others', ``loss`` nats a token together; the loss that
-    is told of the step is without them. ``peer`` alone had a hand in all and in few others; None where nobody had, or
-    several had."""
+    """So many microbatches of a step have a loss far above the others', or far below, ``loss`` nats a token together;
+    the loss that is told of the step is without them. ``peer`` alone had a hand in all and in few others; None where
+    nobody had, or several had. Nobody is held to it: text may be easy, or hard."""
 
     step: int
     microbatches: int

@@ -93,6 +93,7 @@ METHODS: Mapping[str, CallerAccess] = {
     "lead/1/resume": CallerAccess.MEMBER,
     "lead/1/leave": CallerAccess.MEMBER,
     "step/1/arrive": CallerAccess.MEMBER,
+    "step/1/working": CallerAccess.MEMBER,
     "parting/1/farewell": CallerAccess.MEMBER,
     # Deciding.
     "feed/1/again": CallerAccess.VOTER,

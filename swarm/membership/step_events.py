@@ -34,6 +34,9 @@ from swarm.planning.devices import device_named
 from swarm.step.lateness import forgone
 from swarm.step.turnout import Turnout, far_sums, turnouts
 
+FAR_WITHIN = 8
+"""A sum that was left out is told of where another of that peer's was, so few steps before: once it may be chance."""
+
 
 class StepEvents:
     """Turns decided records into events; knows the time since the step before."""
@@ -47,6 +50,7 @@ class StepEvents:
         self._saw_it_open = False
         self._left_out: tuple[int, Mapping[str, str]] = (0, {})
         self._flops: dict[PartName, float] = {}
+        self._far: dict[PeerId, int] = {}
 
     def left_out(self, step: int, why: Mapping[str, str]) -> None:
         """The leader of this step makes it without these members."""
@@ -140,8 +144,12 @@ class StepEvents:
             events.emit(LossesFarOut(step=record.step, microbatches=len(out), loss=loss, peer=record.suspect))
         if record.caps:
             events.emit(PartsCapped(step=record.step, caps=dict(record.caps)))
-        for part, peer, tokens, by in far_sums(record, before):
-            events.emit(SumLeftOut(step=record.step, part=part, peer=peer, tokens=tokens, by=by))
+        far, step = [*far_sums(record, before)], record.step
+        known = {peer: at for peer, at in self._far.items() if step - at < FAR_WITHIN}
+        for part, peer, tokens, by in far:
+            if peer in known:
+                events.emit(SumLeftOut(step=step, part=part, peer=peer, tokens=tokens, by=by))
+        self._far = known | dict.fromkeys((peer for _, peer, _, _ in far), step)
         for peer, one in record.failed_trainers.items():
             events.emit(
                 QuotaTaken(step=record.step, peer=peer, mean=one.mean, microbatches=one.microbatches, until=one.until)

@@ -230,7 +230,7 @@ class StageCompute:
             norm = None if self.bounds.on(material.work) or sender is None else _length(arrived)
         yield
         _check_step(self.part, material.work)
-        if sender is not None and norm is not None and (refusal := self._gate.check(sender, norm)) is not None:
+        if sender is not None and norm is not None and (refusal := self._gate.check(norm)) is not None:
             raise Violation(refusal, peer=sender)
         result = self._backward(material, graph, entered(arrived))
         ready = mark(self._device)
@@ -511,13 +511,14 @@ class NormGate:
         self._factor, self._warmup = factor, warmup
         self._norms: deque[float] = deque(maxlen=window)
 
-    def check(self, sender: PeerId, norm: float) -> str | None:
-        """None when the norm is accepted (and remembered), else the reason for refusing it."""
+    def check(self, norm: float) -> str | None:
+        """None when the norm is accepted (and remembered), else the reason for refusing it, which names nobody: who
+        sent it may have been given what it comes of."""
         if not math.isfinite(norm):
-            return f"the gradient from {sender} has no finite norm"
+            return "the gradient has no finite norm"
         if len(self._norms) >= self._warmup:
             limit = self._factor * max(median(self._norms), 1e-12)
             if norm > limit:
-                return f"gradient norm {norm:.3g} from {sender} exceeds {limit:.3g}, {self._factor:g} times the median"
+                return f"gradient norm {norm:.3g} exceeds {limit:.3g}, {self._factor:g} times the median"
         self._norms.append(norm)
         return None

@@ -24,7 +24,7 @@ from statistics import median, median_low
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.pipeline.activity import Probation
-from swarm.waiting import ExponentialBackoff
+from swarm.waiting import LATER_S, ExponentialBackoff
 
 FIRST_GUESS_S = 1e-3
 """Expected seconds of a replica that was never measured, when no other replica of its stage was either: small enough
@@ -37,6 +37,9 @@ To the clock alone nobody is held: it counts links and others' work, and honest 
 
 FIRST_LEAVE_S = 1.0
 LONGEST_LEAVE_S = 60.0
+LEAVES_FOR = 8.0
+"""Who is waited for longer than LATER_S, in vain, is left out for so many times as long at least: so trying it again
+takes a small share of the time, however long that is."""
 
 BUSY_TIMES, BUSY_S = 8, 5.0
 """Who is busy so many times running, for longer than this and than so many microbatches take, while another replica of
@@ -233,10 +236,13 @@ class Wiring:
     def _moved(self, old: float | None, new: float) -> float:
         return new if old is None else self._gamma * new + (1 - self._gamma) * old
 
-    def fail(self, stage: int, peer: PeerId, *, now: float, reason: str = "", faulty: bool = False) -> float:
-        """A hop failed there, or was not done in time: leave the replica out. Returns for how many seconds; 0 for one
-        that is not known. What fails before it was tried again is the same failure. ``reason`` is for people. Who was
-        ever ``faulty``, and not only late, is left out for longer each time, whatever it does in time between."""
+    def fail(
+        self, stage: int, peer: PeerId, *, now: float, reason: str = "", faulty: bool = False, waited_s: float = 0.0
+    ) -> float:
+        """A hop failed there, or was not done in the ``waited_s`` that it had: leave the replica out. Returns for how
+        many seconds; 0 for one that is not known. What fails before it was tried again is the same failure. ``reason``
+        is for people. Who was ever ``faulty``, and not only late, is left out for longer each time, whatever it does in
+        time between."""
         replica = self._stages[stage].get(peer)
         if replica is None:
             return 0.0
@@ -244,6 +250,8 @@ class Wiring:
         if replica.on_probation and not replica.tried:
             return replica.leave_s
         replica.leave_s, replica.why = replica.leaves.pause_s(), reason
+        if waited_s > LATER_S:
+            replica.leave_s = max(replica.leave_s, LEAVES_FOR * waited_s)
         replica.left_out_until, replica.soonest, replica.tried = now + replica.leave_s, now + FIRST_LEAVE_S, False
         return replica.leave_s
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
@@ -77,23 +77,11 @@ class LiveCalls:
             asking.cancel()
 
     async def gather(
-        self,
-        peers: Sequence[PeerId],
-        rpc: Rpc[RequestT, ReplyT],
-        body: RequestT,
-        *,
-        timeout_s: float,
-        answered: Callable[[PeerId], None] = lambda peer: None,
+        self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT, *, timeout_s: float
     ) -> Answers[ReplyT]:
-        """Ask all, up to the first that fails: the others are not waited for then. One that has ``answered`` is told at
-        once. Raises no PeerError; cancelled, it leaves no task behind."""
-
-        async def ask(peer: PeerId) -> ReplyT:
-            answer = await self.ask(peer, rpc, body, timeout_s=timeout_s)
-            answered(peer)
-            return answer
-
-        tasks = {peer: asyncio.create_task(ask(peer)) for peer in peers}
+        """Ask all, up to the first that fails: the others are not waited for then. Raises no PeerError; cancelled, it
+        leaves no task behind."""
+        tasks = {peer: asyncio.create_task(self.ask(peer, rpc, body, timeout_s=timeout_s)) for peer in peers}
         try:
             if tasks:
                 await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)

@@ -24,12 +24,13 @@ from swarm.events import LineageGivenUp
 from swarm.ids import PeerId
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Count, Empty, Message
-from swarm.step.calls import StepCalls
+from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.context import CloseContext
 from swarm.step.leader.close import StepClose
 from swarm.step.leader.provisional import Isolation, Reconnection, SpeculativeClose
 from swarm.step.member.leader_watch import LeaderWatch
 from swarm.step.member.member_service import MemberService
+from swarm.step.messages import WORKING, Working
 from swarm.waiting import ExponentialBackoff, ended, first_done
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class StepLoop:
             return  # it is being closed here: the next one's book is open
         superseded = 0
         while at.open_step == step and not at.cut_off:
-            overdue = {} if self._watch is None else self._watch.overdue()
+            overdue = await self._overdue(step)
             term = due_term(roster, step, me, at.term, {**liveness.gone, **overdue, **self._still_late(step)})
             if term is None:
                 await self._wait_turn(step, at.term)
@@ -161,6 +162,19 @@ class StepLoop:
                 book.end_term()
                 self._closing.waiting("")  # for nothing any more, as its leader
                 await self._closing.clock.sleep(patience.pause_s())
+
+    async def _overdue(self, step: int) -> Mapping[PeerId, str]:
+        """Return who of those that lead before us is late, and why. Where the leader may wait for an answer, those who
+        may owe it are asked: an honest one is not judged by how long another takes."""
+        if self._watch is None:
+            return {}
+        if (found := self._watch.overdue()) or not (others := self._watch.to_ask()):
+            return found
+        body = Working(step=step, term=self._at.term)
+        calls = LiveCalls(self._closing.calls, self._closing.liveness)
+        said = await calls.gather(others, WORKING, body, timeout_s=LOOK_S)
+        answered = not said.failed and not any(one.working for one in said.given.values())
+        return self._watch.overdue(answered=answered)
 
     def _still_late(self, step: int) -> Mapping[PeerId, str]:
         """Return who was late for the close before the step, and may not have opened it yet, and who held up several

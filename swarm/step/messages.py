@@ -120,6 +120,19 @@ class Over(Message):
     part: PartField | Literal["trainers", "routes"]
 
 
+class Working(Message):
+    """Does the receiver have a question of the open step's leader to answer?"""
+
+    step: Count
+    term: Count
+
+
+class StillWorking(Message):
+    """Whether it does; ``False`` also where it was asked nothing."""
+
+    working: bool
+
+
 class Prepare(Message):
     """The sender leads the step in this term: follow no lower one. What have you accepted?"""
 
@@ -318,3 +331,6 @@ APPLY = Rpc("step/1/apply", Apply, Prepared)
 PROPOSE = Rpc("step/1/propose", Propose, Accepted)
 DECIDE = Rpc("step/1/decide", Decide, Empty)
 OVER = Rpc("step/1/over", Over, Empty)
+
+# What a member answers any other.
+WORKING = Rpc("step/1/working", Working, StillWorking)

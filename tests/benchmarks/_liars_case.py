@@ -87,7 +87,7 @@ NAMES: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
     LossesFarOut: lambda event: [event.peer] if event.peer else [],
     RoundVoid: lambda event: [event.culprit] if event.culprit else [],
     DigestMismatch: lambda event: _rare(event.digests),
-    HopMoved: lambda event: [event.old],
+    HopMoved: lambda event: [] if event.refused else [event.old],
     ClosedWithout: lambda event: event.late,
     WorkWithdrawn: lambda event: event.trainers,
     WorkExcluded: lambda event: _said(event.reason),

@@ -31,6 +31,7 @@ from swarm.events import (
     DigestMismatch,
     GradientsFarOut,
     HopDiffers,
+    HopMoved,
     JourneySetAside,
     PartsCapped,
     ProvenWrong,
@@ -103,7 +104,8 @@ def test_replica_whose_sum_is_turned_around_is_left_out_and_named_by_those_that_
     assert {event.peer for event in told} == {liar}
     steps = {(event.step,) for event in told}
     assert steps <= lie.told
-    assert len(steps) >= 8, "in one or two its few microbatches are too like the others'"
+    assert (1,) not in steps, "once it may be chance"
+    assert len(steps) >= 7, "in one or two its few microbatches are too like the others'"
     assert losses(swarm)[-1] < 0.9 * losses(swarm)[0]
 
 
@@ -320,6 +322,9 @@ def test_replica_that_hands_on_500_fold_gradients_corrupts_no_sum(
     told = {event.microbatch: event.reason for event in swarm.events(JourneySetAside)}
     assert told.keys() == lies
     assert all("64 times the median" in reason for reason in told.values())
+    peers = [peer.endpoint.peer for peer in swarm.peers.values()]
+    assert not any(peer in reason for reason in told.values() for peer in peers), "nobody"
+    assert all(move.refused for move in swarm.events(HopMoved) if move.microbatch in lies)
     committed = {MicrobatchId(*one["microbatch"]) for record in swarm.history() for one in record["committed"]}
     assert not committed & lies
     assert losses(swarm)[-1] < 0.8 * losses(swarm)[0]

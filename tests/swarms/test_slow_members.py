@@ -12,7 +12,7 @@ import pytest
 
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.slowness import FIRST_LEAVE
-from swarm.events import DigestMismatch, LeftOutAsSlow, PeerLost, StepClosed, StepHeldUp
+from swarm.events import DigestMismatch, LeftOutAsSlow, PeerLost, StepClosed, StepHeldUp, TermBegan
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
 from swarm.step.member.member_service import MemberService
@@ -83,6 +83,7 @@ def test_member_that_answers_late_in_each_step_is_soon_not_waited_for_and_comes_
     assert max(took[step] for step in range(left[0].step + 1, left[0].until)) < 2 * usual_s
     assert not swarm.events(DigestMismatch)
     assert not swarm.events(PeerLost)
+    assert not swarm.events(TermBegan), "no leader is judged by what another takes"
     assert {peer.outcome for name, peer in swarm.peers.items() if name != who} == {DONE}
 
 
@@ -92,4 +93,18 @@ def test_member_that_is_late_to_vote_is_waited_for_a_few_seconds(tmp_path: Path)
         run_world(swarm.run())
     assert set(struck) >= set(range(1, 7))
     assert max(seconds(swarm).values()) < LATER_S + 2.0
+    assert {peer.outcome for peer in swarm.peers.values()} == {DONE}
+
+
+def test_member_without_whose_answer_the_step_can_be_closed_is_waited_for_twice_as_long_as_is_late(
+    tmp_path: Path,
+) -> None:
+    swarm = SimSwarm(tmp_path, hosts=6, trainers=2, stage_s={"forward": 0.05, "backward": 0.1}, run={"steps": 3})
+    with answers_late("host-1", "reconcile", 55.0, after=True) as struck, answers_late("host-1", "apply", 25.0):
+        run_world(swarm.run())
+    slow = swarm.peers["host-1"].endpoint.peer
+    assert set(struck) == {1, 2, 3}
+    assert 2 * LATER_S < min(seconds(swarm).values()) <= max(seconds(swarm).values()) < 2 * LATER_S + 2.0
+    assert {event.peer for event in swarm.events(StepHeldUp)} == {slow}
+    assert all(not record["absent"] for record in swarm.history()), "and what it did counts"
     assert {peer.outcome for peer in swarm.peers.values()} == {DONE}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from swarm.errors import Busy, DeadlineMissed, PeerError, Refused
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Violation
 from swarm.ids import PeerId
 from swarm.pipeline.messages import Direction
 from swarm.pipeline.seals import Content, Shown, told_digest
@@ -81,6 +81,7 @@ class MoveHop(NamedTuple):
     new: PeerId
     direction: Direction
     late: bool
+    refused: bool
 
 
 class SuspectReplica(NamedTuple):
@@ -499,7 +500,8 @@ class HopAttempts:
         old, error = self._way.hops[at].replica, attempt.error
         assert error is not None  # noqa: S101 - the old one is replaced for it
         self._way.move(at, new)
-        moved = MoveHop(at, old, new, "backward" if self._way.back else "forward", isinstance(error, DeadlineMissed))
+        late, refused = isinstance(error, DeadlineMissed), isinstance(error, Violation)
+        moved = MoveHop(at, old, new, "backward" if self._way.back else "forward", late, refused)
         self._ask_for(moved, f"{error.code}: {error.reason}")
         attempt.why = f"{why}; {old}: {error.code}"
 
@@ -533,9 +535,11 @@ class HopAttempts:
 
     def has_only_begun(self, hop: Hop) -> bool:
         """Return whether the run has, so that its queues still grow: then a replica that is late, and meanwhile told of
-        other microbatches, is given another turn or two, twice as long each."""
-        young = self._replicas.pace.young(self._way.turn_of(hop))
-        return young and hop.misses <= EXTRA_TURNS and hop.replica not in self._replicas.silence
+        other microbatches, is given another turn or two, twice as long each, but for no longer than the others let
+        anybody be waited for."""
+        pace, work = self._replicas.pace, self._way.turn_of(hop)
+        young = pace.young(work) and hop.misses <= EXTRA_TURNS and hop.replica not in self._replicas.silence
+        return young and pace.seconds(hop.replica, work) * (2**hop.misses - 1) < pace.most(hop.replica, work)
 
     def turn_passed(self, at: int) -> None:
         """When the replica has said nothing meanwhile, that is news for other journeys, too."""
@@ -547,7 +551,9 @@ class HopAttempts:
     def suspect(self, at: int, peer: PeerId, reason: str, now: float) -> None:
         """It does not answer, or not in time: it is left out for a while, and the health watch looks at it."""
         self._ask_for(SuspectReplica(peer), reason)
-        self._replicas.wiring.fail(at, peer, now=now, reason=reason)
+        asked = self._way.asked_at(at, peer)
+        waited_s = 0.0 if asked is None else now - asked
+        self._replicas.wiring.fail(at, peer, now=now, reason=reason, waited_s=waited_s)
 
     def blame(self, at: int, peer: PeerId, error: PeerError, now: float) -> str:
         """A replica failed. Being busy, or a step ahead or behind, is no fault, but always being busy is. Returns why
@@ -564,7 +570,7 @@ class HopAttempts:
         others = self._replicas.present(at) - set(failed)
         if len(set(failed)) < 2 and (others or len(failed) < 2):
             return ""
-        return f"stage {at} failed on {', '.join(dict.fromkeys(failed))}: {error.code}: {error.reason}"
+        return f"stage {at} failed on it {len(failed)} times: {error.code}: {error.reason}"
 
     def answered(self, at: int, now: float) -> None:
         """The hop was done: the one who failed on it before is left out for a while, unlike with poison."""

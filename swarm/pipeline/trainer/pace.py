@@ -63,12 +63,12 @@ class JourneyDeadlines:
         known = self._peers.get((peer, work)) or self._all.get(work)
         if known is not None:
             own = known.seconds()
-            return own if own <= LATER_S else min(own, self._most(peer, work))
+            return own if own <= LATER_S else min(own, self.most(peer, work))
         if work == "adopt":  # nobody has taken over anything yet: twice what both directions may take
             return min(self.ceiling_s, 2 * (self.seconds(peer, "forward") + self.seconds(peer, "backward")))
         return self.ceiling_s
 
-    def _most(self, peer: PeerId, work: Work) -> float:
+    def most(self, peer: PeerId, work: Work) -> float:
         """The longest that anybody is waited for, by what the others take."""
         others = [kept.typical() for (other, what), kept in self._peers.items() if what == work and other != peer]
         if len(others) < OTHERS:

@@ -182,6 +182,14 @@ class AnswerRules:
         unwanted = digest in refused or self._refused(digest) or self._me in vote.record.absent
         return vote.record.void or alone or unwanted
 
+    def suffice(self, live: Collection[str], answered: Collection[PeerId]) -> bool:
+        """Return whether what these answered is all that a record needs of those with whom its step is closed: of each
+        part what more than half of the replicas say, and what each trainer and this member do."""
+        if not {self._me, *self._roster.trainers}.intersection(live) <= set(answered):
+            return False
+        parts = ([peer for peer in self._roster.replicas(part) if peer in live] for part in self._roster.parts)
+        return all(2 * len(set(replicas).intersection(answered)) > len(replicas) for replicas in parts)
+
     def unsigned(self, asked: Reconcile, averaged: Mapping[PeerId, Averaged]) -> list[PeerId]:
         """Return the trainers that answered without their signature under their rows of the step."""
         absent, step = asked.absent(self._roster.peers), (self._run, self._step, self._history.head_hash)

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
 from swarm.events import ClosedWithout
@@ -129,6 +129,9 @@ class Arrivals:
         return behind
 
 
+SPARE = 2.0
+"""So many times as long as makes a member late it is waited for where the others have answered all that is needed: who
+misses a result is cut off, and gets it anew from another."""
 RETURNED_S = 2.0
 """How long a member that is gone may take to say that it has kept its vote, and how often it is asked."""
 
@@ -138,8 +141,8 @@ T = TypeVar("T")
 
 class TermCalls:
     """The questions of one term. Members that are ``excused`` need not know the step any more. ``took`` is how long the
-    last question to all took each, and ``kept_waiting``
-    are those for whom we had to wait."""
+    last question to all took each, and ``kept_waiting`` are those for whom we had to wait. Those ``lagging`` were
+    waited for SPARE times as long as is usual, and are not any more in this term."""
 
     def __init__(self, context: CloseContext, book: StepBook, term: int) -> None:
         self._context, self._book = context, book
@@ -148,22 +151,33 @@ class TermCalls:
         self.arrivals = Arrivals(context, book, term)
         self.took: dict[PeerId, float] = {}
         self.kept_waiting: dict[PeerId, Lateness] = {}
+        self.lagging: dict[PeerId, str] = {}
         self._calls = LiveCalls(context.calls, context.liveness)
 
-    async def all(self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT) -> Answers[ReplyT]:
-        """Return the answers of these, up to the first that fails. Raises Superseded and WrongStep."""
+    async def all(
+        self,
+        peers: Sequence[PeerId],
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
+        enough: Callable[[Collection[PeerId]], bool] = lambda answered: False,
+    ) -> Answers[ReplyT]:
+        """Return the answers of these, up to the first that fails. Where ``enough`` have answered, those that are
+        behind all others are waited for SPARE times as long as is usual, and hear later questions without being waited
+        for. Raises Superseded and WrongStep."""
         timeout_s = getattr(body, "within_s", None) or self._context.timeout_s()
-        now, took = self._context.clock.monotonic, dict[PeerId, float]()
-        began, self.took = now(), took
-
-        def answered(peer: PeerId) -> None:
-            took[peer] = now() - began
-
-        answers = await self._calls.gather(peers, rpc, body, timeout_s=timeout_s, answered=answered)
-        for error in answers.failed.values():
-            if isinstance(error, (Superseded, WrongStep)):
-                raise error
-        return answers
+        asking = {peer: asyncio.create_task(self._calls.ask(peer, rpc, body, timeout_s=timeout_s)) for peer in peers}
+        awaited = {peer: task for peer, task in asking.items() if peer not in self.lagging}
+        try:
+            said, self.took = await self._said(awaited, enough, SPARE)
+        except (Superseded, WrongStep):
+            raise
+        except PeerError:
+            failed = {peer: error for peer, task in awaited.items() if (error := _failure(task)) is not None}
+            return Answers({}, failed)
+        finally:
+            await ended(asking.values())
+        self.lagging |= {peer: "it answers much later than others" for peer in awaited if peer not in said}
+        return Answers(said, {})
 
     async def majority(
         self,
@@ -206,7 +220,8 @@ class TermCalls:
             asking = {
                 peer: asyncio.create_task(self._answer(peer, rpc, body, counts=peer in electors)) for peer in asked
             }
-            said = await self._said(asking, partial(_is_majority, table))
+            said, took = await self._said(asking, partial(_is_majority, table))
+            context.lead.late_answers |= late(took)
             came = {peer: answer.result() for peer, answer in unawaited.items() if answer.done()}
             table = table.told({**came, **said})
             decision, reason = table.decision
@@ -222,15 +237,18 @@ class TermCalls:
     @property
     def _unawaited(self) -> dict[PeerId, str]:
         """Return those that hear what is asked, and are not waited for."""
-        return {**self.arrivals.late, **self._book.roster.dismissed}
+        return {**self.arrivals.late, **self._book.roster.dismissed, **self.lagging}
 
     async def _said(
-        self, asking: Mapping[PeerId, asyncio.Task[T]], enough: Callable[[Mapping[PeerId, T]], bool]
-    ) -> dict[PeerId, T]:
-        """Return what these say: all of them, but where ``enough`` have answered nobody much later than others. Those
-        are asked no longer, and noted as late. Raises what the first raises that fails. Once enough have, nothing is
-        computed for an answer: the later ones took longer, so what is usual can only grow, and is found anew when the
-        time is over that it gave."""
+        self,
+        asking: Mapping[PeerId, asyncio.Task[T]],
+        enough: Callable[[Mapping[PeerId, T]], bool],
+        spare: float = 1.0,
+    ) -> tuple[dict[PeerId, T], dict[PeerId, float]]:
+        """Return what these say, and how long each took: all of them, but where ``enough`` have answered nobody much
+        later than others, ``spare`` times as late as is late. Those are asked no longer. Raises what the first raises
+        that fails. Once enough have, nothing is computed for an answer: the later ones took longer, so what is usual
+        can only grow, and is found anew when the time is over that it gave."""
         clock, came = self._context.clock, asyncio.Event()
         took, said, fresh = dict[PeerId, float](), dict[PeerId, T](), list[PeerId]()
         began, seconds, most_s, are_enough = clock.monotonic(), 0.0, None, False
@@ -257,13 +275,13 @@ class TermCalls:
                 fresh.clear()
                 are_enough = are_enough or enough(said)
                 if are_enough and (most_s is None or seconds >= most_s):
-                    most_s = enough_s(list(took.values()))
+                    most_s = enough_s(list(took.values()), spare)
                     if most_s is not None and seconds >= most_s:
                         break
         finally:
             await ended(asking.values())
-        self._context.lead.late_answers |= late({peer: took[peer] if peer in said else seconds for peer in asking})
-        return {peer: said[peer] for peer in asking if peer in said}
+        seconds_of = {peer: took[peer] if peer in said else seconds for peer in asking}
+        return {peer: said[peer] for peer in asking if peer in said}, seconds_of
 
     async def _answer(
         self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT, *, counts: bool
@@ -304,12 +322,19 @@ class TermCalls:
         unawaited = [asyncio.create_task(one(peer)) for peer in there if peer in self._unawaited]
         asking = {peer: asyncio.create_task(one(peer)) for peer in there if peer not in self._unawaited}
         try:
-            await self._said(asking, lambda said: True)
+            _, took = await self._said(asking, lambda said: True)
+            self._context.lead.late_answers |= late(took)
             await self._context.calls.ask(me, DECIDE, decide, timeout_s=timeout_s)
         except PeerError as error:
             logger.warning("step %d is decided, and not closed here yet: %s", decide.step, error)
         finally:
             await ended(unawaited)
+
+
+def _failure(task: asyncio.Task[Any]) -> PeerError | None:
+    """Return why a call failed that has ended."""
+    error = None if task.cancelled() else task.exception()
+    return error if isinstance(error, PeerError) else None
 
 
 def _is_majority(table: VoterTable[ReplyT], said: Mapping[PeerId, ReplyT | PeerError]) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 from swarm.consensus.acceptor import Promised, SignedPromise, Vote, must_propose
@@ -385,9 +386,11 @@ class StepClose:
     async def _everybody(
         self, live: Sequence[str], rpc: Rpc[RequestT, ReplyT], body: RequestT
     ) -> Mapping[PeerId, ReplyT]:
-        """Return everybody's answer. Raises _Retry when one fails or is found gone, having found out who is gone: each
-        has answered a ping, is gone, or is doubted; who is not gone may be left out."""
-        answers = await self._asks.all([PeerId(peer) for peer in live], rpc, body)
+        """Return everybody's answer, but of those far behind the others without whom the step can be closed: they stay
+        members, and go on with the rest if they hold the result. Raises _Retry when one fails or is found gone, having
+        found out who is gone: each has answered a ping, is gone, or is doubted; who is not gone may be left out."""
+        suffice = partial(self._asks.believes.suffice, frozenset(live))
+        answers = await self._asks.all([PeerId(peer) for peer in live], rpc, body, suffice)
         if answers.failed:
             reasons = "; ".join(str(error) for error in answers.failed.values())
             await self._context.liveness.check(tuple(answers.failed), reasons)

@@ -27,9 +27,10 @@ class Lateness(NamedTuple):
     usual_s: float
 
 
-def enough_s(seconds: Sequence[float]) -> float | None:
-    """Return how long the rest is waited for, after what these took to answer; None where they are too few to tell."""
-    return longest_s(median(seconds)) if len(seconds) >= OTHERS else None
+def enough_s(seconds: Sequence[float], spare: float = 1.0) -> float | None:
+    """Return how long the rest is waited for, after what these took to answer, ``spare`` times as long as makes one
+    late; None where they are too few to tell."""
+    return spare * longest_s(median(seconds)) if len(seconds) >= OTHERS else None
 
 
 def late(

@@ -49,16 +49,15 @@ class VoidAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReconciledTable:
-    """Who has averaged what was ``asked`` for, with which result. ``roster`` is the step's."""
+    """Who has averaged what was ``asked`` for, with which result: not who is far behind. ``roster`` is the step's."""
 
     roster: Roster
     asked: Reconcile
     answers: Mapping[PeerId, Averaged]
 
-    @property
-    def live(self) -> Roster:
-        """Return those with whom the attempt is made."""
-        return Roster(self.roster[peer] for peer in self.asked.live)
+    def there(self, answered: Collection[PeerId]) -> Roster:
+        """Return those with whom the attempt is made that have ``answered``."""
+        return Roster(self.roster[peer] for peer in self.asked.live if peer in answered)
 
     def void(self, out: Collection[str]) -> tuple[VoidAttempt | None, str]:
         """Return what follows where a member has no result, and why it has none; None where all have one. Then its
@@ -80,7 +79,7 @@ class ReconciledTable:
 
     def scalars(self, rules: StepRules) -> tuple[Apply, Clipping]:
         """Return what all are to apply, and what it does to their means. Raises Disagreement."""
-        asked, sq_norms = self.asked, part_norms(self.live, self.answers)
+        asked, sq_norms = self.asked, part_norms(self.there(self.answers), self.answers)
         clipped = rules.clipped(sq_norms)
         said = {str(peer): answer.guarded for peer, answer in self.answers.items()} if rules.guards else {}
         told = {str(peer): answer.lengths for peer, answer in self.answers.items()} if rules.influence else {}
@@ -110,7 +109,7 @@ class AppliedTable:
     def digests(self) -> Mapping[PartName, str]:
         """Return each part's state after the step. Raises Disagreement."""
         said = {peer: answer.digest for peer, answer in self.answers.items()}
-        return agreed("the updated weights", self.reconciled.live, said)
+        return agreed("the updated weights", self.reconciled.there(said), said)
 
     def _trials(self, before: CloseRecord) -> dict[str, Trial]:
         asked, words = self.reconciled.asked, self.asked.words

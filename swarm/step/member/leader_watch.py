@@ -13,7 +13,7 @@ provisional lineage.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from swarm.clock import Clock
@@ -24,11 +24,13 @@ from swarm.ids import PeerId
 from swarm.step.calls import Liveness
 from swarm.step.leader.lead_service import LeadService
 from swarm.step.member.position import Position
-from swarm.waiting import StallDetector
+from swarm.waiting import LATER_S, StallDetector
 
 FLOOR_S = 30.0
 """A leader may take so long for anything that it does; longer where its questions may take longer."""
 MARGIN_S = 10.0
+ANSWERED_S = 2 * LATER_S
+"""So long a leader may stand still that all have answered: as long as it waits for one that is behind the others."""
 MAX_DOUBLINGS = 4
 """Each leader of a step gets twice the time of the one before: a machine that is slow for all is no fault."""
 RECENT_STEPS, MAX_STEP_S = 4, 600.0
@@ -78,9 +80,10 @@ class LeaderWatch:
         self._leaders: set[PeerId] = set()
         self._took: deque[float] = deque(maxlen=RECENT_STEPS)
 
-    def overdue(self) -> dict[PeerId, str]:
+    def overdue(self, answered: bool = False) -> dict[PeerId, str]:
         """Return who counts as gone though it answers, and why: the open step's leader and those between it and us;
-        nobody while it is not late. Look again and again: a leader is late by what was seen of it before."""
+        nobody while it is not late. Look again and again: a leader is late by what was seen of it before. ``answered``
+        are all its questions, as those say of whom :meth:`to_ask` tells."""
         at, now = self._at, self._clock.monotonic()
         conduct, witness = at.open.conduct, self._lead.book.witness
         progress = LeaderProgress(at.open_step, at.term, conduct.questions, len(witness.completed))
@@ -95,14 +98,31 @@ class LeaderWatch:
         if lost_parts(at.roster, self._health.gone):
             self._stall.excuse(now)
             return {}
+        if answered and still_s >= self._turns(before, ANSWERED_S):
+            return dict.fromkeys(before, f"it has had all answers, and asked nothing, for {still_s:.0f} s")
         allowed_s = max(FLOOR_S, self._question_s() + MARGIN_S, min(self._took, default=0.0))
-        allowed_s *= len(before) * 2 ** min(len(self._leaders) - 1, MAX_DOUBLINGS)
+        allowed_s = self._turns(before, allowed_s)
         closing_s = now - conduct.closing_at if conduct.asked_in == at.term else 0.0
         if closing_s >= allowed_s * (ATTEMPTS + len(conduct.missed)):
             return dict.fromkeys(before, f"it has been closing the step for {closing_s:.0f} s")
         if still_s < allowed_s:
             return {}
         return dict.fromkeys(before, why) if (why := self._late(still_s)) else {}
+
+    def to_ask(self) -> list[PeerId]:
+        """Return who may be at work on the last question of a leader that has asked nothing since for a while; nobody
+        where none is due."""
+        at, now = self._at, self._clock.monotonic()
+        before = self._before()
+        if not before or at.open.conduct.asked_in != at.term or at.open.answering:
+            return []
+        if self._stall.still(now) < self._turns(before, ANSWERED_S):
+            return []
+        return [peer for peer in at.roster.peers if peer not in {self._me, *before, *self._health.gone}]
+
+    def _turns(self, before: Collection[PeerId], seconds: float) -> float:
+        """Return how long those before us may stand still, of whom one may for so many seconds."""
+        return seconds * len(before) * 2.0 ** min(len(self._leaders) - 1, MAX_DOUBLINGS)
 
     def _late(self, still_s: float) -> str:
         """Say why the leader should have done something by now; "" where it may have had nothing to do."""

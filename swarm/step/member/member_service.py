@@ -10,7 +10,7 @@ leader no longer listens, and anyone who asks again gets its outcome, a failure 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 
 from swarm.consensus.acceptor import Vote, promise_bytes
@@ -20,7 +20,7 @@ from swarm.consensus.roster import owner
 from swarm.errors import Busy, Ending, OutOfSync, Refused, RunEnded, Violation, WrongStep
 from swarm.events import RecordRefused
 from swarm.ids import PartName, PeerId
-from swarm.network.protocols import AnyMethod
+from swarm.network.protocols import AnyMethod, ReplyT, RequestT
 from swarm.optim.clipping import factor
 from swarm.schema import AFTER_CHARS, Empty
 from swarm.security.signing import averaging_bytes
@@ -126,13 +126,35 @@ class MemberService:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
             messages.PREPARE.handled(self._on_prepare),
-            messages.RECONCILE.handled(self._on_reconcile),
-            messages.APPLY.handled(self._on_apply),
-            messages.PROPOSE.handled(self._on_propose),
+            messages.WORKING.handled(self._on_working),
+            messages.RECONCILE.handled(self._counted(self._on_reconcile)),
+            messages.APPLY.handled(self._counted(self._on_apply)),
+            messages.PROPOSE.handled(self._counted(self._on_propose)),
             messages.DECIDE.handled(self._on_decide),
             messages.OVER.handled(self._on_over),
             TIED.handled(self._on_tied),
         ]
+
+    def _counted(
+        self, answer: Callable[[PeerId, RequestT], Awaitable[ReplyT]]
+    ) -> Callable[[PeerId, RequestT], Awaitable[ReplyT]]:
+        """Return what answers a question, and counts it meanwhile."""
+
+        async def counted(caller: PeerId, body: RequestT) -> ReplyT:
+            state = self._at.open
+            state.answering += 1
+            try:
+                return await answer(caller, body)
+            finally:
+                state.answering -= 1
+
+        return counted
+
+    async def _on_working(self, caller: PeerId, body: messages.Working) -> messages.StillWorking:
+        """Say of another step, or term, that we are at work: nothing follows from it then."""
+        at = self._at
+        other = (body.step, body.term) != (at.open_step, at.term)
+        return messages.StillWorking(working=other or at.open.answering > 0)
 
     async def _on_prepare(self, caller: PeerId, body: Prepare) -> Promise:
         at = self._at

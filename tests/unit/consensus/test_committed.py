@@ -163,6 +163,8 @@ def closed(*rows: tuple[str, str, float]) -> CloseRecord:
         ((("t", "a", 82.0), ("u", "b", 3.0), ("u", "b", 3.0)), None),
         ((("t", "a", 82.0), ("u", "b", 90.0), ("v", "c", 3.0), ("v", "c", 3.0), ("v", "c", 3.0)), None),
         ((("t", "a", 82.0), ("t", "a", 3.0), ("t", "b", 3.0), ("u", "a", 3.0)), None),
+        ((("t", "a", 0.0), ("t", "b", 0.3), ("u", "a", 3.0), ("u", "b", 3.0), ("u", "b", 3.0)), "t"),
+        ((("t", "a", 0.3), ("u", "b", 3.0), ("u", "b", 3.0)), None),
     ],
 )
 def test_loss_is_that_of_the_others_where_some_are_far_out_and_names_who_alone_can_have_made_them_so(
@@ -173,7 +175,8 @@ def test_loss_is_that_of_the_others_where_some_are_far_out_and_names_who_alone_c
     assert one.suspect == suspect
 
 
-def test_loss_is_all_of_it_where_nothing_is_far_out_however_high() -> None:
-    for rows in ([("t", "a", 0.1), ("u", "b", 7.9)], [("t", "a", 82.0), ("u", "b", 90.0)], [("t", "a", 82.0)]):
+def test_loss_is_all_of_it_where_nothing_is_far_out_however_high_or_low() -> None:
+    low = [("t", "a", 0.4), ("u", "b", 3.0), ("u", "b", 3.0)]
+    for rows in (low, [("t", "a", 0.1), ("u", "b", 7.9)], [("t", "a", 82.0), ("u", "b", 90.0)], [("t", "a", 82.0)]):
         one = closed(*rows)
         assert (one.loss, one.far_out, one.suspect) == (one.loss_sum / one.tokens, (), None)

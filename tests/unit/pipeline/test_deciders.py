@@ -274,27 +274,25 @@ def test_flight_is_bounded_by_what_journeys_retain() -> None:
 
 def test_gate_refuses_what_is_not_finite_and_does_not_learn_from_it() -> None:
     gate = NormGate(factor=10.0, warmup=4)
-    assert all(gate.check(PeerId("a"), value) is not None for value in [math.nan, math.inf] * 8)
-    assert all(gate.check(PeerId("a"), 1.0) is None for _ in range(4))
-    assert gate.check(PeerId("a"), 11.0) is not None
+    assert all(gate.check(value) is not None for value in [math.nan, math.inf] * 8)
+    assert all(gate.check(1.0) is None for _ in range(4))
+    assert gate.check(11.0) is not None
 
 
 def test_gate_refuses_only_after_it_has_seen_enough() -> None:
     gate = NormGate(factor=10.0, warmup=4)
-    assert gate.check(A, 1e9) is None
+    assert gate.check(1e9) is None
     for _ in range(8):
-        assert gate.check(A, 1.0) is None
-    reason = gate.check(B, 11.0)
-    assert reason is not None
-    assert "b" in reason
-    assert gate.check(B, 9.0) is None
+        assert gate.check(1.0) is None
+    assert gate.check(11.0) == "gradient norm 11 exceeds 10, 10 times the median", "no matter who sent it"
+    assert gate.check(9.0) is None
 
 
 def test_gate_refuses_the_500_fold_of_what_is_usual_and_no_honest_norm() -> None:
     gate, rng = NormGate(), random.Random(1)
     honest = [math.exp(rng.gauss(0.0, 0.8)) for _ in range(512)]
-    assert [gate.check(A, norm) for norm in honest] == [None] * 512
-    assert gate.check(B, 500 * statistics.median(honest)) is not None
+    assert [gate.check(norm) for norm in honest] == [None] * 512
+    assert gate.check(500 * statistics.median(honest)) is not None
     assert max(honest) > 8 * statistics.median(honest)
 
 

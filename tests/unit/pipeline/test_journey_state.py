@@ -177,7 +177,7 @@ TABLE: list[tuple[str, list[Event], Event, list[str]]] = [
     ("fails where another does not exist", [*ON_ITS_WAY, ("output", "c0"),
      ("output_unusable", Violation("NaN", peer="c0")), ("sent", 2), ("output", "c1")],
      ("output_unusable", Violation("NaN", peer="c1")),
-     ["DropHop 2 c0: c1 does it", "void: stage 2 failed on c0, c1: violation: NaN"]),
+     ["DropHop 2 c0: c1 does it", "void: stage 2 failed on it 2 times: violation: NaN"]),
     ("is given up in a call", [*SET_OUT, ("not_sent", 0, FULL)], ("abandoned", "the step is closed"),
      ["WithdrawHop 0: the step is closed", "DropHop 0 a0: a1 does it", "lost: the step is closed"]),
     ("is given up while it is chosen", [("gone", "a0", "a1"), ("begin",)], ("abandoned", "the step is closed"),

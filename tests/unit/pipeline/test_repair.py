@@ -18,6 +18,7 @@ from swarm.pipeline.trainer.journey_state import JourneyState
 from swarm.pipeline.trainer.pace import JourneyDeadlines, ReplicaChoice
 from swarm.pipeline.trainer.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
+from swarm.waiting import LATER_S
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import PHASES, Crew, FakeLeader, failing, microbatch, quick, stop, turns
 
@@ -98,6 +99,21 @@ def test_late_replica_of_a_run_that_has_only_begun_gets_another_turn_if_it_is_al
             found = suspected()
             assert found == [] or turn == EXTRA_TURNS - 1
         assert found == [B[0]], "in the end it is replaced all the same"
+
+
+def test_late_replica_of_a_run_that_has_only_begun_gets_no_turn_beyond_what_the_others_let_anybody_wait() -> None:
+    replicas = ReplicaChoice(wiring=Wiring([A[:1], B[:2]], seed=1))
+    for peer, seconds in ((A[0], 0.1), (B[1], 0.1), (B[0], 4.0)):
+        replicas.pace.observe(peer, "forward", seconds)
+    state = JourneyState(replicas, 2, hosted=False)
+    state.begin(0.0)
+    state.embedded(0.0)
+    state.sent(0, 0.0)
+    state.forwarded(0, A[0], 0.0)
+    now = 0.1 + LATER_S + 0.01
+    replicas.silence.heard(B[0], now)
+    late = {d.action.peer for d in state.look(now) if isinstance(d.action, SuspectReplica)}
+    assert late == {state.way.hops[1].replica} == {B[0]}
 
 
 async def test_late_answer_of_a_suspected_replica_is_welcome() -> None:

@@ -13,7 +13,7 @@ from swarm.pipeline.trainer.hops import Receipt, RouteState
 from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.trainer.journey import IssuedMicrobatch
 from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
-from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
+from swarm.pipeline.wiring import FIRST_LEAVE_S, LEAVES_FOR, LONGEST_LEAVE_S, Wiring
 from swarm.waiting import LATER_S, SLOWER
 from tests.harness.rigs.common import NO_BATCH, issued, set_aside
 
@@ -124,6 +124,15 @@ def test_wiring_doubles_the_leave_of_who_fails_again_within_bounds() -> None:
         assert wiring.choose(0, exclude=[B], now=now)[0] == A
     assert leaves == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert leaves[-1] == LONGEST_LEAVE_S
+
+
+def test_wiring_leaves_out_who_was_waited_for_in_vain_for_long_enough_that_trying_it_costs_little() -> None:
+    wiring = Wiring([[A, B]], seed=1)
+    assert wiring.fail(0, A, now=0.0, waited_s=LATER_S) == FIRST_LEAVE_S, "no longer than anybody may be late"
+    now = FIRST_LEAVE_S + 0.1
+    assert wiring.choose(0, exclude=[B], now=now)[0] == A
+    assert wiring.fail(0, A, now=now, waited_s=2 * LATER_S) == LEAVES_FOR * 2 * LATER_S
+    assert chosen(wiring, now + LEAVES_FOR * 2 * LATER_S - 0.1) == {B}
 
 
 def test_wiring_tries_the_only_one_again_soon_however_long_its_leave() -> None:
