@@ -56,6 +56,7 @@ async def test_member_asked_everything_twice_answers_the_same_and_does_it_once(m
         first, second = await bench.ask(body), await bench.ask(body)
         assert first == second
     assert (len(bench.average.begun), bench.part.prepared, len(bench.part.swapped)) == (1, 1, 1)
+    assert bench.part.fed, "whatever its mean is"
 
 
 @pytest.mark.parametrize(
