@@ -335,14 +335,14 @@ async def cancel_asking(bench: MemberBench, body: Any) -> None:
 
 
 async def test_member_that_fetches_what_it_lacks_begins_anew_with_other_routes_and_once_it_averages_does_not() -> None:
-    bench = MemberBench()
+    bench = MemberBench(T)
     bench.part.microbatches, bench.slow_settling = frozenset(), asyncio.Event()
     elsewhere = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
     asked = [asyncio.create_task(bench.ask(reconcile()))]
     await eventually(lambda: len(bench.settled) == 1)
     asked.append(asyncio.create_task(bench.ask(reconcile(committed=elsewhere))))
     await eventually(lambda: len(bench.settled) == 2)
-    assert bench.settled == [{microbatch(0): (A,)}, {microbatch(0): (A,), microbatch(1): (A,)}]
+    assert bench.settled == [{microbatch(0): (A,), microbatch(1): (host,)} for host in (B, A)]
     bench.average.gate = asyncio.Event()
     bench.slow_settling.set()
     await eventually(lambda: bench.average.begun)
