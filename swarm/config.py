@@ -191,7 +191,7 @@ class VerifyConfig(Section):
 
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a journey's hops that other replicas of the stage compute again before the microbatch counts; a quarter
-    of those of a replica of which its trainer has none checked, less with each of the first eight; 0: none."""
+    of those of a replica that joined later, less with each of the first eight that were right; 0: none."""
 
 
 class Manifest(Section):

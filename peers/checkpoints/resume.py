@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import secrets
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from swarm.errors import StateError
 from swarm.ids import PartName, RunId
 from swarm.membership.founding_record import Origin
 from swarm.models.registry import family_of
+from swarm.schema import MAX_COUNT
 from swarm.state.checkpoints.files import held, read_manifest, step_called, step_directory, steps
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.checkpoints.proof import proof_in
@@ -29,7 +31,7 @@ from swarm.state.checkpoints.rotation import aside_directory
 from swarm.state.snapshot import Snapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resumable:
     """A run that can go on after ``step``. ``passed_over`` says, newest first, why newer checkpoints cannot be used."""
 
@@ -67,7 +69,7 @@ class FromCheckpoint:
             told(len(snapshots), len(manifest.parts))
             load = partial(load_part, self._root, self._step, PartName(part), expected_digest=expected)
             snapshots.append(await asyncio.to_thread(load))
-        return Origin.after(proof.record), snapshots
+        return dataclasses.replace(Origin.after(proof.record), resumed=1 + secrets.randbelow(MAX_COUNT)), snapshots
 
 
 def find_resumable(given: Path | None, home: Path | str | None, told: Told = tells_nobody) -> Resumable:

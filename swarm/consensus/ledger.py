@@ -318,6 +318,11 @@ def weights(committed: Sequence[Contribution], replicas: Sequence[PeerId], part:
     return totals
 
 
+def fed(committed: Sequence[Contribution], part: PartName) -> bool:
+    """Return whether a step has target tokens for a part: its mean may be zeros all the same."""
+    return any(contribution.tokens for contribution, _ in held(committed, part))
+
+
 def assigned(
     step: int, committed: Sequence[Contribution], peer: PeerId, part: PartName
 ) -> dict[StepWork, tuple[PeerId, ...]]:

@@ -160,7 +160,7 @@ class Confirmation(Message):
 
 _LEFT_OUT = frozenset(
     {"links", "paces", "codecs", "ended", "norms", "caps", "guarded", "lengths", "usual", "late", "spread_ms", "slow"}
-    | {"admissions", "repeats", "returns", "faults", "barred", "words", "trials"}
+    | {"admissions", "repeats", "returns", "resumed", "faults", "barred", "words", "trials"}
 )
 """Fields of a record that are not written where they say nothing."""
 
@@ -173,7 +173,9 @@ class CloseRecord(Message):
     (``swarm.step.member.rescue``). An ``ended`` record ends the run before its last step, as all members had asked.
     A void record that ``repeats`` steps is decided in place of the step of that number, which nobody could finish: the
     run goes back to the checkpoint of the record's own ``step``, and a new chain begins with it. ``returns`` counts how
-    often it did: of two records that one is newer that has more, or as many and a later step (:attr:`age`).
+    often it did: of two records that one is newer that has more, or as many and a later step (:attr:`age`). ``resumed``
+    is drawn for each founding record of a run that is resumed: what was signed after one shows nothing of a member
+    after another of the same checkpoint and members.
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
@@ -217,6 +219,7 @@ class CloseRecord(Message):
     ended: bool = False
     repeats: Count = 0
     returns: Count = 0
+    resumed: Count = 0
     links: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=20_000)] = {}
     paces: Annotated[dict[PeerIdField, Annotated[int, Field(gt=0, le=MAX_PACE_US)]], Field(max_length=20_000)] = {}
     codecs: Annotated[tuple[CodecPair, ...], Field(max_length=1025)] = ()
@@ -237,11 +240,13 @@ class CloseRecord(Message):
     previous: DigestField
 
     @model_validator(mode="after")
-    def _back_means_void(self) -> Self:
+    def _fits_its_kind(self) -> Self:
         """Return what goes back keeps nothing of the open step: a record that had results, too, would be checked for
-        these."""
+        these. And only who founds draws a number: the others' hashes follow from what they decide."""
         if self.repeats and not (self.void and self.step < self.repeats):
             raise ValueError("a record that goes back is void, and of a step before the open one")
+        if self.resumed and not self.founding:
+            raise ValueError("only a record with which a run goes on is drawn a number")
         return self
 
     @model_serializer(mode="wrap")

@@ -98,7 +98,8 @@ async def gather_candidates(
 class Origin:
     """What a run begins with: the digests of the state after ``step``, where its shards continue, and the hash of the
     record of that state (NO_RECORD for initial weights); what that record said of admission, and what the manifest
-    does; and whom that record keeps out as proven wrong, and from feeding (as :class:`CloseRecord`)."""
+    does; and whom that record keeps out as proven wrong, and from feeding, and what is drawn for a run that is resumed
+    (as :class:`CloseRecord`)."""
 
     digests: Mapping[PartName, str]
     step: int = 0
@@ -108,6 +109,7 @@ class Origin:
     rules: AdmissionPolicy = AdmissionPolicy()
     barred: Mapping[str, Barred] = field(default_factory=dict)
     trials: Mapping[str, Trial] = field(default_factory=dict)
+    resumed: int = 0
 
     def homes(self, candidates: Iterable[Candidate]) -> Mapping[str, str] | None:
         """Return the organisation of each of these, where microbatches stay in it; else None."""
@@ -155,6 +157,7 @@ def founding_record(run: RunId, roster: Roster, origin: Origin, credentials: Seq
         admissions=rules.founding(origin.admissions, origin.step, credentials, roster.peers),
         barred=dict(origin.barred),
         trials=dict(origin.trials),
+        resumed=origin.resumed,
         previous=origin.previous,
     )
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from swarm.consensus.copies import KEPT_UPDATES
+from swarm.consensus.ledger import fed
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes, check_acceptances
 from swarm.device import Executor
 from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Refused, StateError, Unreachable, Violation, WrongStep
@@ -306,12 +307,13 @@ def prepare_update(
     a digest."""
     if not bool(torch.isfinite(mean).all()):
         raise Violation("an update that is not finite", peer=guide)
-    clip = factor(record.clip, record.caps.get(part.spec.name, 1.0))
-    found = prepare(mean, lr=record.lr, clip=clip, step=record.step)
-    if found != record.digests.get(part.spec.name):
+    name = part.spec.name
+    clip = factor(record.clip, record.caps.get(name, 1.0))
+    found = prepare(mean, lr=record.lr, clip=clip, step=record.step, fed=fed(record.committed, name))
+    if found != record.digests.get(name):
         part.discard()
         raise StateError(
-            f"the update of {part.spec.name} for step {record.step} from {guide or 'one of its replicas'} gives digest "
+            f"the update of {name} for step {record.step} from {guide or 'one of its replicas'} gives digest "
             f"{found[:12]}…, which the record does not name: it was not applied"
         )
     return found

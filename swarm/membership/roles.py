@@ -270,6 +270,7 @@ class TrainerRole:
             share=around.manifest.verify.audit,
             gone=lambda: around.watch.gone.keys(),
             chance=around.chance,
+            known={*self._roster.peers} - self._roster.since.keys(),
         )
 
     def opened(self, record: CloseRecord) -> None:

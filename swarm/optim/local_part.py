@@ -112,23 +112,25 @@ class LocalPart(TrainedPart):
         delta = self._installed()[0][part] - self._mine[0][part].to(_CPU)
         return self.feedback.added_to(delta * float(tokens))
 
-    def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int, left: Tensor | None = None) -> str:
+    def prepare(
+        self, mean: Tensor, *, lr: float, clip: float, step: int, fed: bool = True, left: Tensor | None = None
+    ) -> str:
         """See :meth:`TrainedPart.prepare`. Of a mean with ours in it, until :meth:`prepare_late` says otherwise."""
         self._late = False
-        return super().prepare(mean, lr=lr, clip=clip, step=step, left=left)
+        return super().prepare(mean, lr=lr, clip=clip, step=step, fed=fed, left=left)
 
     def discard(self) -> None:
         """See :meth:`PartState.discard`."""
         super().discard()
         self._late, self.feedback.pending = False, None
 
-    def prepare_late(self, mean: Tensor, *, lr: float, clip: float, step: int) -> str:
+    def prepare_late(self, mean: Tensor, *, lr: float, clip: float, step: int, fed: bool = True) -> str:
         """As :meth:`prepare`, of a step whose mean was made without us, because we were late: at the swap our weights
         move as the anchor does, so that our next contribution brings what we learnt. What does not make a whole share
         of a batch yet is taken as a smaller step first."""
         if self._batch:
             self._take_step()
-        digest = self.prepare(mean, lr=lr, clip=clip, step=step, left=self.feedback.residual)
+        digest = self.prepare(mean, lr=lr, clip=clip, step=step, fed=fed, left=self.feedback.residual)
         self._late = True
         return digest
 

@@ -189,20 +189,20 @@ class PartState:
         """The elements whose mean closes this step."""
         return self._update.averaged(self.layout, step)
 
-    def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int) -> str:
+    def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int, fed: bool = True) -> str:
         """Compute what the state after ``step`` will be; returns its digest, which the close record names.
 
         ``mean`` is what the replicas agreed on, float32 on CPU, of what :meth:`averaged` says, the same bits on every
-        one; it is kept, and must stay as it is, until the swap. Where it is nothing but zeros, as of a part that
-        nobody fed, the state stays: no decay, and moments as they were. Preparing again replaces what was prepared.
-        Raises BugError when ``step`` is not the one after :attr:`step`. Cost: a step of the optimizer and a hash of the
-        state.
+        one; it is kept, and must stay as it is, until the swap. Where nobody ``fed`` the part in the step, and
+        nothing is averaged of earlier ones either, the state stays: no decay, and moments as they were. Preparing again
+        replaces what was prepared. Raises BugError when ``step`` is not the one after :attr:`step`. Cost: a step of the
+        optimizer and a hash of the state.
         """
         if step != self.step + 1:
             raise BugError(f"prepare of step {step} on a part at step {self.step}")
         numbers, state = StepNumbers(step=step, lr=lr, clip=clip), self._installed()
         self._plan = self._update.plan(state, mean, self.layout, numbers, self._device)
-        if not bool(mean.any()):
+        if not fed and not bool(mean.any()):
             self._plan = StepPlan((mean,), (ElementRun(0, self.layout.elements, stay),))
         return root_of(self.spec.name, self.layout, hashes_after(self._plan, state))
 
@@ -403,9 +403,11 @@ class TrainedPart(PartState):
         copy, as :meth:`gradient_sum`."""
         return self.feedback.added_to(self.gradient_sum(step)) if self.accumulated(step) == assigned else None
 
-    def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int, left: Tensor | None = None) -> str:
+    def prepare(
+        self, mean: Tensor, *, lr: float, clip: float, step: int, fed: bool = True, left: Tensor | None = None
+    ) -> str:
         """See :meth:`PartState.prepare`; ``left`` of our contribution is owed once the step is swapped."""
-        digest = super().prepare(mean, lr=lr, clip=clip, step=step)
+        digest = super().prepare(mean, lr=lr, clip=clip, step=step, fed=fed)
         self.feedback.pending = left
         return digest
 

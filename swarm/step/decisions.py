@@ -4,10 +4,11 @@ given up. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median_high, median_low
 from typing import Literal
 
+from swarm.columns import held
 from swarm.consensus.ledger import weights
 from swarm.consensus.records import CloseRecord, Contribution, GradientLengths, MeasuredLink
 from swarm.consensus.roster import Roster
@@ -229,6 +230,20 @@ def gone_back(
 
 ATTEMPTS_PER_TERM = 1 << 10
 """A later term's numbers of attempts are greater than all of an earlier one's."""
+
+
+def round_inputs(
+    roster: Roster,
+    part: PartName,
+    committed: Sequence[Contribution],
+    live: Collection[str],
+    forfeits: Collection[str],
+) -> tuple[object, ...]:
+    """Return on what a part's round depends: who takes part in it, what each must hold, and whose earlier work is in no
+    weights. Attempts in which it is another have other numbers."""
+    group = tuple(peer for peer in roster.replicas(part) if peer in live)
+    holds = tuple((one.microbatch, one.tokens, one.early, peer) for one, peer in held(committed, part))
+    return group, holds, tuple(peer for peer in group if peer in forfeits)
 
 
 # --- links -----------------------------------------------------------------------------------------------------------

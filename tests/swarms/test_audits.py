@@ -54,8 +54,8 @@ def test_honest_swarm_in_which_every_hop_is_computed_again_accuses_nobody_and_le
 
 
 def test_host_that_joins_is_checked_more_often_until_each_trainer_had_hops_of_it_found_right(tmp_path: Path) -> None:
-    shape = SHAPE | {"hosts": 4, "trainers": 2, "split": {"stages": 2}, "run": {"steps": 16}, "verify": {"audit": 0.05}}
-    swarm, drawn, joined = SimSwarm(tmp_path, **shape), 0.11, 8
+    shape = SHAPE | {"hosts": 4, "trainers": 2, "split": {"stages": 2}, "run": {"steps": 10}, "verify": {"audit": 0.05}}
+    swarm, drawn, joined = SimSwarm(tmp_path, **shape), 0.11, 2
     until = next(number for number in range(STANDING) if share_of(0.05, number) <= drawn)
     trainers = [peer for peer in swarm.peers.values() if peer.settings.role == "trainer"]
 
@@ -74,13 +74,11 @@ def test_host_that_joins_is_checked_more_often_until_each_trainer_had_hops_of_it
     checked = list[Mapping[PeerId, int]]()
     run_world(story())
     late = swarm.peers["late"].endpoint.peer
-    hosts = {peer.endpoint.peer for peer in swarm.peers.values() if peer.settings.role == "stage"}
     for trainer, shown in zip(trainers, checked, strict=True):
         audits = trainer.events.of(HopAudited)
         found = Counter(one.peer for one in audits if one.outcome == "passed")
-        assert found.keys() == hosts
-        assert min(found.values()) >= until, "drawn until so many were found right, and those that were under way then"
-        assert {one.peer for one in audits if one.step > joined} == {late}
+        assert found.keys() == {late}, "those with which the run began are known"
+        assert found[late] >= until, "drawn until so many were found right, and those that were under way then"
         assert shown == found
         hops = [one for record in swarm.history() for one in record["committed"] if late in one["route"]]
         assert sum(one["microbatch"][0] == trainer.endpoint.peer for one in hops) > found[late]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarm.averaging.allreduce.check import PATIENCE_S
+from swarm.averaging.allreduce.check import PATIENCE_S, block_of
 from swarm.averaging.allreduce.exchange import Exchange
 from swarm.averaging.allreduce.inbox import Inbox
 from swarm.averaging.allreduce.messages import (
@@ -270,8 +270,11 @@ class AllReduce:
     async def _sum(self, caller: PeerId, message: SumRequest, incoming: Incoming) -> Answer[Empty]:
         inbox = self._inbox_of(message)
         inbox.admit_member(caller, message.plan)
-        own, chunk = inbox.admit_check(caller, message.index)
-        return Answer(Empty(), own(chunk) if inbox.plan.sums.exact else await self._means.run(own, chunk))
+        own, chunk = inbox.admit_check(caller, message.index, message.block)
+        encoded = own(chunk) if inbox.plan.sums.exact else await self._means.run(own, chunk)
+        return Answer(
+            Empty(), encoded if message.block is None else block_of(inbox.plan, chunk, encoded, message.block)
+        )
 
     async def _note_checked(self, caller: PeerId, message: Checked) -> Empty:
         inbox = self._inbox_of(message)

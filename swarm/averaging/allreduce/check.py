@@ -1,9 +1,10 @@
 """Reduce some chunks again that others reduced, before the round counts: a wrong mean has no other witness.
 
 All members get the same bytes of a chunk, whatever its reducer made of the sums. So in a round that is checked each
-member draws some of them in secret, asks for the sums, and reduces them again, to the bit. Nobody can be framed:
+member draws some of them in secret, or blocks of them, asks for the sums, and reduces them again, to the bit. What a
+block shows only has its whole chunk looked at. Nobody can be framed:
 
-* Each contributor commits to its sum before any travels: it signs the root of its chunks' hashes. Reducers take only
+* Each contributor commits to its sum before any travels: it signs the root of its blocks' hashes. Reducers take only
   what it committed to, and so do those who check. With what they hold all tell the roots that they were given, and
   compare them before they check anything. So a member that hands the reducer one sum and others another is named
   itself, and a reducer for nothing that it could not know.
@@ -15,7 +16,7 @@ What a member saw so for itself is ``proven`` there: it never is of an honest on
 these give at any machine. More than half of the others who say so have it barred (:mod:`swarm.consensus.faults`).
 
 Cost of a round of K members: a hash of the own sum and of all sums that are reduced here, some .3 ns a byte; K - 1
-signatures to verify, .1 ms each; two small calls more to each other member; and of the chunks that are drawn all sums.
+signatures to verify, .1 ms each; two small calls more to each other member; and of what is drawn all sums.
 Related: Verde (arXiv 2502.19405) settles disputes by computing one step again, once all agree on what went into it.
 """
 
@@ -26,16 +27,19 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
+import numpy as np
 from blake3 import blake3
 
 from swarm.averaging.allreduce.guard import FAR, distances
 from swarm.averaging.allreduce.inbox import Inbox
 from swarm.averaging.allreduce.messages import CHECKED, SUM, Checked, SumRequest
 from swarm.averaging.allreduce.output import Floats, ReducedVector, weighted_mean
-from swarm.averaging.allreduce.partition import ReduceChunk
+from swarm.averaging.allreduce.partition import BLOCKS, ReduceChunk
 from swarm.averaging.allreduce.plan import RoundPlan
 from swarm.averaging.allreduce.questions import Means, RoundQuestions
 from swarm.errors import RoundFailed, Violation
@@ -45,6 +49,8 @@ from swarm.security.signing import SIGNATURE_BYTES, Signing
 from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
+ItemT = TypeVar("ItemT", bound=Hashable)
+FoundT = TypeVar("FoundT")
 HASH_BYTES = 32
 NEAR = 0.05
 """Who is so near to being far out may be left out of a mean by one machine, and not by another."""
@@ -54,7 +60,7 @@ MOST_UNSURE = 4
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """The hashes of one member's encoded chunks, in their order, and its signature under their root."""
+    """The hashes of the blocks of one member's encoded chunks, in their order, and its signature under their root."""
 
     leaves: bytes
     signature: bytes
@@ -62,7 +68,7 @@ class Commitment:
     @classmethod
     def of(cls, plan: RoundPlan, encoded: Iterable[Payload], signing: Signing) -> Commitment:
         """Commit to these chunks; none of a member that contributes nothing."""
-        leaves = b"".join(blake3(one).digest() for one in encoded)
+        leaves = b"".join(_leaves(plan, chunk, one) for chunk, one in zip(plan.chunks, encoded, strict=False))
         return cls(leaves, signing.sign(_signed(plan, _root(leaves))))
 
     @classmethod
@@ -71,7 +77,7 @@ class Commitment:
         read = bytes(told)
         found = cls(read[SIGNATURE_BYTES:], read[:SIGNATURE_BYTES])
         chunks = len(plan.chunks) if plan.weights[peer] else 0
-        if len(read) != SIGNATURE_BYTES + HASH_BYTES * chunks:
+        if len(read) != SIGNATURE_BYTES + HASH_BYTES * plan.blocks * chunks:
             raise Violation(f"commits to its sum with {len(read)} bytes", peer=peer)
         if not signing.verify(peer, _signed(plan, found.root), found.signature):
             raise Violation("did not sign what it commits to", peer=peer)
@@ -86,15 +92,26 @@ class Commitment:
         """Return what :meth:`read` takes."""
         return self.signature + self.leaves
 
-    def fits(self, chunk: ReduceChunk, encoded: Payload) -> bool:
+    def fits(self, plan: RoundPlan, chunk: ReduceChunk, encoded: Payload) -> bool:
         """Return whether a chunk's sum is the one that was committed to. Cost: a hash of it."""
-        at = HASH_BYTES * chunk.index
+        size = HASH_BYTES * plan.blocks
+        return _leaves(plan, chunk, encoded) == self.leaves[size * chunk.index : size * (chunk.index + 1)]
+
+    def fits_block(self, plan: RoundPlan, chunk: ReduceChunk, number: int, encoded: Payload) -> bool:
+        """Return the same of one block."""
+        at = HASH_BYTES * (plan.blocks * chunk.index + number)
         return blake3(encoded).digest() == self.leaves[at : at + HASH_BYTES]
 
 
 def commitment_bytes(plan: RoundPlan) -> int:
     """Return the most that a commitment takes."""
-    return SIGNATURE_BYTES + HASH_BYTES * len(plan.chunks)
+    return SIGNATURE_BYTES + HASH_BYTES * plan.blocks * len(plan.chunks)
+
+
+def block_of(plan: RoundPlan, chunk: ReduceChunk, encoded: Payload, number: int) -> Payload:
+    """Return the bytes of one block of a chunk's sum, in a plan with several."""
+    cut = chunk.block(number)
+    return memoryview(encoded)[plan.item_bytes * cut.start : plan.item_bytes * cut.stop]
 
 
 def equivocator(
@@ -109,12 +126,22 @@ def equivocator(
     return None
 
 
-def drawn(plan: RoundPlan, me: PeerId, *, everything: bool) -> list[ReduceChunk]:
-    """Draw from the chunks that others reduce, one at least; nobody else can know which."""
-    draw = random.SystemRandom()
-    others = [chunk for chunk in plan.chunks if plan.reducer(chunk) != me]
-    found = [chunk for chunk in others if everything or draw.random() < plan.checked]
-    return found or (draw.sample(others, 1) if others else [])
+def drawn(plan: RoundPlan, me: PeerId, *, everything: bool) -> tuple[list[ReduceChunk], list[tuple[ReduceChunk, int]]]:
+    """Draw from what others reduce; nobody else can know what: chunks, and blocks. Blocks show who gives a wrong mean
+    of all sums, however short the vector is. Who leaves the wrong ones out is seen in whole chunks only: where there is
+    a guard half of the share goes to each."""
+    draw, chunks, blocks = random.SystemRandom(), list[ReduceChunk](), list[tuple[ReduceChunk, int]]()
+    everything = everything or plan.checked == 1.0
+    whole = 1.0 if everything or plan.blocks == 1 else 0.5 if plan.guarded else 0.0
+    for chunk in plan.chunks:
+        if plan.reducer(chunk) == me:
+            continue
+        if everything or draw.random() < plan.checked * whole:
+            chunks.append(chunk)
+            continue
+        cuts = [] if whole == 1.0 else [n for n in range(BLOCKS) if chunk.block(n).start < chunk.block(n).stop]
+        blocks += [(chunk, number) for number in cuts if draw.random() < plan.checked * (1.0 - whole)]
+    return chunks, blocks
 
 
 def is_mean(plan: RoundPlan, chunk: ReduceChunk, sums: Mapping[PeerId, Floats], seal: bytes) -> bool | None:
@@ -140,6 +167,11 @@ def _surest(found: Mapping[ReduceChunk, bool | None]) -> ReduceChunk:
     return min(found, key=lambda one: (found[one] is None, one.index))
 
 
+def _leaves(plan: RoundPlan, chunk: ReduceChunk, encoded: Payload) -> bytes:
+    cuts = [encoded] if plan.blocks == 1 else [block_of(plan, chunk, encoded, number) for number in range(BLOCKS)]
+    return b"".join(blake3(one).digest() for one in cuts)
+
+
 def _root(leaves: bytes) -> bytes:
     return blake3(leaves).digest()
 
@@ -150,6 +182,20 @@ def _signed(plan: RoundPlan, root: bytes) -> bytes:
 
 def _accused(plan: RoundPlan, index: int) -> bytes:
     return f"wrong|{plan.digest}|{index}".encode()
+
+
+async def _each(items: Iterable[ItemT], look: Callable[[ItemT], Awaitable[FoundT]]) -> dict[ItemT, FoundT]:
+    """Look at each, AT_ONCE of them at a time."""
+    left, found = iter(items), dict[ItemT, FoundT]()
+
+    async def lane() -> None:
+        for item in left:
+            found[item] = await look(item)
+
+    async with asyncio.TaskGroup() as lanes:
+        for _ in range(AT_ONCE):
+            lanes.create_task(lane())
+    return found
 
 
 # --- one member's part in it ------------------------------------------------------------------------------------------
@@ -192,7 +238,7 @@ class RoundCheck:
     def look_at(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> None:
         """Raise Violation where one of a chunk's sums is not the one that its member committed to. Any thread."""
         for peer, encoded in sums.items():
-            if not self._commitments[peer].fits(chunk, encoded):
+            if not self._commitments[peer].fits(self._plan, chunk, encoded):
                 raise Violation(f"sent another sum of chunk {chunk.index} than it committed to", peer=peer)
 
     def roots(self) -> dict[str, str]:
@@ -207,7 +253,8 @@ class RoundCheck:
         inbox.judged = self._compared()
         found = {}
         if inbox.judged is None:
-            found = await self._found(output, drawn(self._plan, self._me, everything=inbox.suspicious))
+            chunks, blocks = drawn(self._plan, self._me, everything=inbox.suspicious)
+            found = await self._found(output, [*chunks, *await self._doubted(output, blocks)])
         own: dict[str, tuple[int, bytes]] = {}
         if found:
             chunk = _surest(found)
@@ -306,16 +353,33 @@ class RoundCheck:
 
     async def _found(self, output: ReducedVector, chunks: Iterable[ReduceChunk]) -> dict[ReduceChunk, bool | None]:
         """Return those of the chunks that are not shown to be right: see :meth:`_is_right`."""
-        left, right = iter(chunks), dict[ReduceChunk, bool | None]()
-
-        async def lane() -> None:
-            for chunk in left:
-                right[chunk] = await self._is_right(output, chunk)
-
-        async with asyncio.TaskGroup() as lanes:
-            for _ in range(AT_ONCE):
-                lanes.create_task(lane())
+        right = await _each(chunks, partial(self._is_right, output))
         return {chunk: one for chunk, one in right.items() if not one}
+
+    async def _doubted(self, output: ReducedVector, blocks: Iterable[tuple[ReduceChunk, int]]) -> list[ReduceChunk]:
+        """Return the chunks to be reduced again, for a block of them is not the mean of all sums, or nobody knows."""
+        plain = await _each(blocks, partial(self._is_plain, output))
+        return sorted({chunk for (chunk, _), one in plain.items() if not one}, key=lambda chunk: chunk.index)
+
+    async def _is_plain(self, output: ReducedVector, drawn: tuple[ReduceChunk, int]) -> bool:
+        """Return whether a block is the mean of all sums. One that is not may be right: see :meth:`_is_right`."""
+        plan, (chunk, number), sums = self._plan, drawn, dict[PeerId, Floats]()
+        cut, request = chunk.block(number), SumRequest.of(plan, index=chunk.index, block=number)
+        elements = cut.stop - cut.start
+        try:
+            for peer in plan.contributors:
+                if peer == self._me:
+                    given = block_of(plan, chunk, self._own(chunk), number)
+                else:
+                    given = await self._questions.ask(peer, SUM, request, b"", plan.sums.wire_bytes(elements))
+                if not self._commitments[peer].fits_block(plan, chunk, number, given):
+                    return False
+                sums[peer] = plan.sums.decode(given, elements)
+            mean = weighted_mean(sums, list(sums), plan.divisor, plan.result_dtype)
+        except (RoundFailed, Violation):
+            return False
+        held = output.vector[chunk.start : chunk.stop][cut]
+        return np.array_equal(mean, held)
 
     async def _is_right(self, output: ReducedVector, chunk: ReduceChunk) -> bool | None:
         """Return whether a chunk's mean is that of its sums; None where its own reducer keeps its sum to itself, or it

@@ -156,7 +156,7 @@ class Inbox:
         self.judged: RoundFailed | None = None
         """Whom we saw to be wrong, while others still look."""
         self._own: Callable[[ReduceChunk], Payload] | None = None
-        self._asked: Counter[tuple[PeerId, int]] = Counter()
+        self._asked: Counter[tuple[PeerId, int, int | None]] = Counter()
         self._lent = 0
         self._checked: dict[int, dict[PeerId, Checked]] = {0: {}, 1: {}}
         self._looked = False
@@ -328,18 +328,23 @@ class Inbox:
         """We have committed to our sum, whose chunks are ``own``."""
         self.commitment, self._own = told, own
 
-    def admit_check(self, caller: PeerId, index: int) -> tuple[Callable[[ReduceChunk], Payload], ReduceChunk]:
+    def admit_check(
+        self, caller: PeerId, index: int, block: int | None
+    ) -> tuple[Callable[[ReduceChunk], Payload], ReduceChunk]:
         """Return what gives one who checks our sum of a chunk, off the loop where that has to be encoded. Raises
         Violation, and Busy before we hold the result: else one could commit to what it makes of the others' sums."""
         if not self.plan.checked or not self.plan.weights[self.me] or index >= len(self.plan.chunks):
             raise Violation(f"there is no sum of chunk {index} here", peer=caller)
+        if block is not None and block >= self.plan.blocks:
+            raise Violation(f"chunk {index} is not cut into blocks", peer=caller)
         if self._own is None or self.me not in self.agreements:
             raise Busy("that is told once all have committed to theirs")
-        self._asked[caller, index] += 1
-        if self._asked[caller, index] > MAX_ASKED:
+        self._asked[caller, index, block] += 1
+        if self._asked[caller, index, block] > MAX_ASKED:
             raise Violation(f"asks for the sum of chunk {index} again and again", peer=caller)
         chunk = self.plan.chunks[index]
-        self._lent += self.plan.sums.wire_bytes(chunk.elements)
+        whole = self.plan.sums.wire_bytes(chunk.elements)
+        self._lent += whole if block is None else whole // self.plan.blocks
         return self._own, chunk
 
     def note_checked(self, caller: PeerId, message: Checked) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
 
+from swarm.averaging.allreduce.partition import BLOCKS
 from swarm.averaging.allreduce.plan import MOST_CHECKED, RoundKey, RoundPlan
 from swarm.ids import PartName
 from swarm.network.protocols import Rpc
@@ -50,9 +51,11 @@ class ReduceRequest(RoundMessage):
 
 
 class SumRequest(RoundMessage):
-    """ "Give me your sum of this chunk, as you gave it to its reducer." The answer's payload is it."""
+    """ "Give me your sum of this chunk, or of a ``block`` of it, as you gave it to its reducer." The answer's payload
+    is it."""
 
     index: Count
+    block: Annotated[int, Field(ge=0, lt=BLOCKS)] | None = None
 
 
 class Checked(RoundMessage):

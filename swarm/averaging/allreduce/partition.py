@@ -18,6 +18,9 @@ LARGEST_CHUNK_ELEMENTS = 1 << 18
 
 _CHUNKS = 64
 
+BLOCKS = 16
+"""Of each chunk: what is looked at of one takes 16 KiB at least, beside which a call's price is small."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReduceChunk:
@@ -32,6 +35,10 @@ class ReduceChunk:
     def elements(self) -> int:
         """Number of elements; never 0."""
         return self.stop - self.start
+
+    def block(self, number: int) -> slice:
+        """Return the elements of one of its BLOCKS, from its own start; of a chunk of fewer elements some are empty."""
+        return slice(self.elements * number // BLOCKS, self.elements * (number + 1) // BLOCKS)
 
 
 def chunk_elements_of(elements: int) -> int:

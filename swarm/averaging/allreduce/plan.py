@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.averaging.allreduce.meter import LinkMeasurement
-from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS, ReduceChunk, cut
+from swarm.averaging.allreduce.partition import BLOCKS, CHUNK_ELEMENTS, ReduceChunk, cut
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.schedules.patterns import MAX_PARTS
 from swarm.averaging.schedules.routes import Routes
@@ -241,6 +241,12 @@ class RoundPlan:
         room = int(WINDOW_SHARE * self.elements * self.item_bytes / held_bytes)
         most = MAX_WINDOW if self.schedule == "direct" else 2 * MAX_PARTS // len(self.routes.roots)
         return max(MIN_WINDOW, min(MAX_WINDOW, most, room))
+
+    @property
+    def blocks(self) -> int:
+        """Return in how many blocks each chunk of a checked round is committed to: in one where no part of its bytes is
+        that of some of its numbers."""
+        return BLOCKS if self.sums.exact else 1
 
     @property
     def item_bytes(self) -> int:

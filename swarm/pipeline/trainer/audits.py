@@ -81,7 +81,8 @@ class Audits:
     those are passed over that are believed to be ``gone``. ``chance`` draws from 0 to 1 what is audited and who is
     asked first, and nobody else may know what; ``counts`` what came of them. ``checked`` is how many hops of each
     replica were found right since one last did not count: the trainer's own count, so no other's word makes a replica
-    known to it."""
+    known to it. Only those with which the run began are ``known`` without, each until a hop of it does not count: else
+    most of a run's first steps would be computed twice."""
 
     run: RunId
     endpoint: Endpoint
@@ -94,6 +95,7 @@ class Audits:
     within_s: float = 30.0
     counts: Counter[AuditOutcome] = field(default_factory=Counter)
     checked: Counter[PeerId] = field(default_factory=Counter)
+    known: set[PeerId] = field(default_factory=set)
     _wrong: dict[PeerId, int] = field(default_factory=dict)  # in which step; that is closed without them
     _took: dict[PeerId, float] = field(default_factory=dict)  # seconds, to answer last
     _silent: dict[PeerId, float] = field(default_factory=dict)  # until when nobody waits for their word
@@ -106,7 +108,7 @@ class Audits:
 
     def draws(self, peer: PeerId) -> bool:
         """Draw whether what a replica did is to be computed again."""
-        return self.chance() < share_of(self.share, self.checked[peer])
+        return self.chance() < share_of(self.share, STANDING if peer in self.known else self.checked[peer])
 
     async def judge(self, claim: HopClaim) -> HopOutcome:
         """Have a claim judged. Takes as long as those asked may take, one after the other; who is asked and does not
@@ -119,6 +121,7 @@ class Audits:
             self.checked[claim.accused] += 1
         elif not found.counts:
             self.checked[claim.accused] = 0
+            self.known.discard(claim.accused)
         return found
 
     async def _judged(self, claim: HopClaim) -> HopOutcome:

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple
 
-from swarm.columns import held
 from swarm.consensus.changes import Changes, with_work
 from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, Contribution
@@ -29,6 +28,7 @@ from swarm.step.decisions import (
     measured,
     paces,
     part_norms,
+    round_inputs,
     totals,
     usual_by_part,
 )
@@ -224,9 +224,7 @@ class AttemptNumbers:
         or what it weighs has changed. Raises Superseded when the term has no more: the next one is another's."""
         numbers = {}
         for part in self._roster.parts:
-            group = tuple(peer for peer in self._roster.replicas(part) if peer in live)
-            holds = tuple((one.microbatch, peer) for one, peer in held(committed, part))
-            wanted = (group, holds, tuple(peer for peer in forfeits if peer in group))
+            wanted = round_inputs(self._roster, part, committed, live, forfeits)
             if self._under_way.get(part) != wanted:
                 if self._made[part] == ATTEMPTS_PER_TERM - 1:
                     raise Superseded(f"{self._made[part]} attempts at averaging {part} came to nothing in one term")

@@ -20,7 +20,16 @@ from swarm.errors import Busy, OutOfSync, Refused, RunEnded, StateError, Violati
 from swarm.ids import PartName, PeerId
 from swarm.security.credentials import Credential
 from swarm.security.signing import Verify
-from swarm.step.decisions import ATTEMPTS_PER_TERM, NORM_TOLERANCE, given_up, gone_back, guarded, totals, usual_by_part
+from swarm.step.decisions import (
+    ATTEMPTS_PER_TERM,
+    NORM_TOLERANCE,
+    given_up,
+    gone_back,
+    guarded,
+    round_inputs,
+    totals,
+    usual_by_part,
+)
 from swarm.step.member.open_step import Mean, OpenStep
 from swarm.step.messages import Apply, Propose, Reconcile
 from swarm.step.results import unproven
@@ -34,14 +43,22 @@ class AcceptanceRules:
         self._me, self._rules, self._history, self._verify = me, rules, history, verify
         self._changes = ChangeRules(rules.roster, verify)
 
-    def check_reconcile(self, roster: Roster, body: Reconcile) -> None:
-        """Raises Refused or Violation for an attempt that no honest leader makes."""
+    def check_reconcile(
+        self, roster: Roster, body: Reconcile, name: PartName | None = None, before: Reconcile | None = None
+    ) -> None:
+        """Raises Refused or Violation for an attempt that no honest leader makes: without a number of its own term for
+        each part, or, of our part (``name``), with the number of the one ``before`` and other inputs. Else we would
+        sign that the result of the one is that of the other."""
         if not set(body.live) <= set(roster.peers):
             raise Violation("it counts on a peer that does not take part")
-        known = {*body.attempts, *body.plainly} <= set(roster.parts)
+        known = body.attempts.keys() == set(roster.parts) and set(body.plainly) <= set(roster.parts)
         own = range(body.term * ATTEMPTS_PER_TERM, (body.term + 1) * ATTEMPTS_PER_TERM)
         if not known or not all(number in own for number in body.attempts.values()):  # later terms need theirs
             raise Violation("attempts at rounds that there are not")
+        if name is not None and before is not None and before.attempts[name] == body.attempts[name]:
+            asked = [round_inputs(roster, name, one.committed, one.live, one.forfeits) for one in (before, body)]
+            if asked[0] != asked[1]:
+                raise Violation(f"attempt {body.attempts[name]} at averaging {name} is of something else than before")
         self._rules.check_committed(roster, body.committed)
         self._rules.lateness.check(roster, self._history.head, body.live, body.late)
         if not set(body.forfeits) <= set(body.live) & self._history.head.late.keys():

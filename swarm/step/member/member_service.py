@@ -175,7 +175,7 @@ class MemberService:
             if body != state.reconciled:
                 if context.me not in body.live:
                     raise Refused("this attempt is made without this member")
-                self._accepts.check_reconcile(self._at.roster, body)
+                self._accepts.check_reconcile(self._at.roster, body, name, state.reconciled)
                 if body.provisional:
                     self._at.forking.check_alone(self._at.roster)
                 else:

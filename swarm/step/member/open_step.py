@@ -13,7 +13,7 @@ import torch
 from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.ballot import Ballot
-from swarm.consensus.ledger import assigned, weights
+from swarm.consensus.ledger import assigned, fed, weights
 from swarm.consensus.records import CloseRecord, Contribution, Late, by_trainer
 from swarm.consensus.roster import Member, Roster
 from swarm.consensus.trials import judged
@@ -50,10 +50,11 @@ class HeldPart(Protocol):
         computed; 0 where nobody bounds them. Any thread may ask."""
 
     def prepare(
-        self, mean: torch.Tensor, *, lr: float, clip: float, step: int, left: torch.Tensor | None = None
+        self, mean: torch.Tensor, *, lr: float, clip: float, step: int, fed: bool, left: torch.Tensor | None = None
     ) -> str:
-        """Compute what the update makes of the state; its digest. ``left`` is what averaging did not bring to all of
-        our contribution: it is added to the next one once the step is swapped."""
+        """Compute what the update makes of the state; its digest. ``fed``: :func:`swarm.consensus.ledger.fed`.
+        ``left`` is what averaging did not bring to all of our contribution: it is added to the next one once the step
+        is swapped."""
 
     def swap(self) -> None:
         """Take the prepared step."""
@@ -94,12 +95,13 @@ class Average(Protocol):
 class Mean:
     """What averaging gave: our part's mean gradient (None without a part, or when it failed), the answer that says so,
     and what is ``left`` of our contribution: :attr:`~swarm.averaging.allreduce.plan.RoundResult.left`. ``proven``: it
-    failed because the answer's culprit was proven wrong here."""
+    failed because the answer's culprit was proven wrong here. ``fed``: :func:`swarm.consensus.ledger.fed`."""
 
     gradient: torch.Tensor | None
     answer: Averaged
     left: torch.Tensor | None = None
     proven: bool = False
+    fed: bool = True
 
 
 @dataclass(slots=True)
@@ -284,7 +286,7 @@ class Attempt:
             lengths=lengths,
             words=words,
         )
-        return Mean(result.tensor, answer, result.left)
+        return Mean(result.tensor, answer, result.left, fed=fed(body.committed, name))
 
     def rows(self, body: Reconcile, roster: Roster) -> bytes:
         """Return our signature under our rows of what a leader says; b"" where there are none, or it says something
@@ -299,7 +301,7 @@ class Attempt:
         if part is None or gradient is None:
             return ""
         return await self.device.run(
-            lambda: part.prepare(gradient, lr=body.lr, clip=clip, step=body.step, left=mean.left)
+            lambda: part.prepare(gradient, lr=body.lr, clip=clip, step=body.step, fed=mean.fed, left=mean.left)
         )
 
     async def _settled(

@@ -301,11 +301,18 @@ class RemoteLeader:
             book.again.set()
 
     async def _on_again(self, caller: PeerId, body: Feed) -> Empty:
-        """Raises Refused or Violation where what comes with it proves nothing."""
-        if body.step == self._book.step == self._at.open_step:
-            self._book.again.set()
-            for fault in body.faults:
-                self._avoid(fault)
+        """Raises Superseded for an older term than we know, Refused for one who leads none, and Refused or Violation
+        where what comes with it proves nothing: to see that costs a signature for each word."""
+        at = self._at
+        if not body.step == self._book.step == at.open_step:
+            return Empty()
+        if body.term < at.term:
+            raise Superseded(f"term {at.term} has begun")
+        if (caller, body.term) != (at.leader, at.term):
+            raise Refused(f"{at.leader} leads step {at.open_step} in term {at.term}")
+        self._book.again.set()
+        for fault in body.faults:
+            self._avoid(fault)
         return Empty()
 
     def _avoid(self, fault: Fault) -> None:

@@ -155,7 +155,7 @@ def make_plan(weights: Mapping[PeerId, int] | Sequence[int], elements: int, **fi
     """Return a plan of stage 0's step 1, 30 s, for members p0 … with these weights."""
     if not isinstance(weights, Mapping):
         weights = dict(zip(names(len(weights)), weights, strict=True))
-    key = RoundKey(step=1, part=stage_part(0), attempt=fields.pop("attempt", 0))
+    key = RoundKey(step=1, part=stage_part(0), attempt=fields.pop("attempt", 0), after=fields.pop("after", ""))
     defaults: dict[str, Any] = {"timeout_s": 30.0, "chunk_elements": 4}
     return RoundPlan(key=key, members=tuple(weights), weights=weights, elements=elements, **(defaults | fields))
 

@@ -58,6 +58,7 @@ from tests.harness.rigs.consensus import B as B
 from tests.harness.rigs.consensus import T as T
 from tests.harness.rigs.consensus import acceptances as acceptances
 from tests.harness.rigs.consensus import listed as listed
+from tests.harness.rigs.consensus import microbatch as microbatch
 from tests.harness.rigs.consensus import record as record
 from tests.harness.rigs.models import TINY as TINY
 from tests.harness.rigs.state import ME as ME

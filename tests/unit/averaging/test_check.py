@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from swarm.averaging.allreduce.allreduce_service import AllReduce
 from swarm.averaging.allreduce.check import Commitment, RoundCheck
 from swarm.averaging.allreduce.messages import AGREE, CHECKED, CHUNK, ENTER, SUM, Checked, SumRequest
 from swarm.averaging.allreduce.output import Floats, weighted_mean
+from swarm.averaging.allreduce.partition import BLOCKS, ReduceChunk
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.errors import Busy, Refused, RoundFailed
 from swarm.ids import PeerId
@@ -45,9 +47,21 @@ def wrong_means(services: Services) -> None:
 
 def draws(monkeypatch: pytest.MonkeyPatch, *drawing: PeerId) -> None:
     """Only these draw anything: all chunks."""
-    monkeypatch.setattr(
-        check, "drawn", lambda plan, me, everything: [c for c in plan.chunks if me in drawing and plan.reducer(c) != me]
-    )
+
+    def all_of(plan: RoundPlan, me: PeerId, everything: bool) -> tuple[list[ReduceChunk], list[Any]]:
+        return [c for c in plan.chunks if me in drawing and plan.reducer(c) != me], []
+
+    monkeypatch.setattr(check, "drawn", all_of)
+
+
+def draws_a_block(monkeypatch: pytest.MonkeyPatch, drawing: PeerId, of: PeerId) -> None:
+    """Only this one draws anything: a block of what another reduces."""
+
+    def one(plan: RoundPlan, me: PeerId, everything: bool) -> tuple[list[Any], list[tuple[ReduceChunk, int]]]:
+        chunk = next(chunk for chunk in plan.chunks if plan.reducer(chunk) == of)
+        return [], [(chunk, BLOCKS - 1)] if me == drawing else []
+
+    monkeypatch.setattr(check, "drawn", one)
 
 
 def named(outcomes: list[Any]) -> list[str]:
@@ -57,10 +71,12 @@ def named(outcomes: list[Any]) -> list[str]:
     return [one.peer for one in honest]
 
 
+@pytest.mark.parametrize("last", [0, 2])
 @pytest.mark.parametrize("fields", [{}, {"guarded": True}, {"codec": "int8"}, {"dtype": "float64"}])
-async def test_honest_round_gives_the_same_bits_checked_or_not(fields: dict[str, Any]) -> None:
+async def test_honest_round_gives_the_same_bits_checked_or_not(fields: dict[str, Any], last: int) -> None:
     results = []
-    for plan in (plan_of(**fields), plan_of(**fields | {"checked": 0.0})):
+    for checked in (1.0, 0.0):
+        plan = make_plan([3, 1, 2, last], 40, checked=checked, **fields)
         network, sums = Network(), whole_numbers(plan)
         found = await reduce_at(await serve_members(network, plan.members), plan, sums)
         assert all(isinstance(one, RoundResult) for one in found), found
@@ -68,7 +84,7 @@ async def test_honest_round_gives_the_same_bits_checked_or_not(fields: dict[str,
         asked = network.calls[SUM]
         assert bool(asked) == bool(plan.checked)
     assert results[0].digest == results[1].digest
-    if fields.get("codec") != "int8":
+    if fields.get("codec") != "int8" and not results[0].left_out:
         assert torch.equal(results[0].tensor, right_mean(plan, sums))
 
 
@@ -87,6 +103,53 @@ async def test_reducer_of_a_wrong_mean_is_named_by_all_whoever_draws(
     monkeypatch.undo()
     again = make_plan(weights, 40, checked=1e-9, attempt=1)
     assert set(named(await reduce_at(services, again, whole_numbers(again)))) == {LIAR}, "from now on all is checked"
+
+
+async def test_reducer_of_a_wrong_mean_is_proven_wrong_by_who_draws_one_block_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, network = make_plan([3, 1, 2, 2], 128, checked=1.0, chunk_elements=32), Network()
+    services = await serve_members(network, plan.members)
+    wrong_means(services)
+    draws_a_block(monkeypatch, HONEST[0], LIAR)
+    outcomes = await reduce_at(services, plan, whole_numbers(plan))
+    assert (named(outcomes), proven(outcomes)) == ([LIAR] * 3, [LIAR] * 3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"guarded": True}, {"dtype": "float64"}])
+async def test_honest_block_takes_its_own_bytes_and_one_that_left_a_sum_out_those_of_its_chunk(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    plan, network = make_plan([3, 1, 2, 2], 128, checked=1.0, chunk_elements=32, **fields), Network()
+    services, sums, asked = await serve_members(network, plan.members), whole_numbers(plan), list[int | None]()
+
+    async def hears(caller: PeerId, target: PeerId, rpc: Any, body: Any) -> None:
+        if rpc is SUM:
+            asked.append(body.block)
+
+    network.hook = hears
+    draws_a_block(monkeypatch, HONEST[0], LIAR)
+    if plan.guarded:
+        sums[LIAR] *= 1000
+    found = await reduce_at(services, plan, sums)
+    assert all(isinstance(one, RoundResult) for one in found), found
+    assert bool(found[0].left_out) is plan.guarded
+    assert asked == [BLOCKS - 1] * 3 + [None] * 3 * plan.guarded
+
+
+def test_so_much_is_drawn_as_the_plan_says_of_long_vectors_and_of_short_ones() -> None:
+    for elements, guarded in itertools.product((4 << 16, 40), (False, True)):
+        plan = make_plan([1, 1, 1], elements, checked=0.1, chunk_elements=1 << 16, guarded=guarded)
+        others = sum(chunk.elements for chunk in plan.chunks if plan.reducer(chunk) != LIAR)
+        took = 0
+        for _ in range(times := 2000):
+            chunks, blocks = check.drawn(plan, LIAR, everything=False)
+            assert all(plan.reducer(chunk) != LIAR for chunk in (*chunks, *(chunk for chunk, _ in blocks)))
+            took += sum(chunk.elements for chunk in chunks)
+            took += sum(len(range(chunk.elements)[chunk.block(number)]) for chunk, number in blocks)
+        assert took / (times * others) == pytest.approx(0.1, abs=0.02)
+        chunks, blocks = check.drawn(plan, LIAR, everything=True)
+        assert (sum(chunk.elements for chunk in chunks), blocks) == (others, [])
 
 
 async def test_reducer_that_gives_up_when_called_wrong_is_named_by_who_saw_it(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm.consensus.ledger import Ledger, assigned, fixed_quota, free_quota, weights
+from swarm.consensus.ledger import Ledger, assigned, fed, fixed_quota, free_quota, weights
 from swarm.consensus.records import Contribution
 from swarm.errors import Refused, WrongStep
 from swarm.ids import ENDS, MicrobatchId, PeerId, stage_part
@@ -94,6 +94,8 @@ def test_weights_add_up_to_the_same_tokens_for_every_part() -> None:
     assert at_a == {"a0": 13, "a1": 6}
     assert at_b == {"b0": 0, "b1": 19}
     assert ends == {ANN: 8, BEN: 11}
+    assert fed(committed, stage_part(0))
+    assert not fed([contribution(ANN, 0, ("a0", "b1"), 0)], stage_part(0))
     routes = {one.microbatch: one.route for one in committed}
     first, second, third = routes
     held = [{work.microbatch: route for work, route in assigned(1, committed, *about).items()} for about in (

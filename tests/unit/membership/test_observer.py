@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from swarm.consensus.copies import KEPT_UPDATES
-from swarm.consensus.records import Decision
+from swarm.consensus.records import Contribution, Decision
 from swarm.errors import PeerError, StateError, Unreachable, Violation, WrongStep
+from swarm.membership.observer import take_update
 from swarm.membership.observer_sources import PATIENCE_S
 from swarm.network.protocols import Answer
 from swarm.optim.outer import Outer, OuterNesterov
@@ -28,6 +29,8 @@ from tests.harness.rigs.membership import (
     STAGE,
     ObserverBench,
     Run,
+    fresh_part,
+    microbatch,
     signed,
     turns,
 )
@@ -67,6 +70,18 @@ async def test_observer_of_a_step_in_which_its_part_was_capped_holds_what_the_me
     assert (await bench.close(cap=0.25)).record.caps == {STAGE: 0.25}
     assert (await observer.follow()).step == 3
     assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
+
+
+def test_update_of_zeros_is_a_step_where_the_record_has_tokens_for_the_part_and_none_elsewhere() -> None:
+    head, row = Run(1).head, Contribution(microbatch=microbatch(0), tokens=8, loss_sum=1.0, route=(DONOR, OTHER))
+    zeros, found = torch.zeros(fresh_part().layout.elements), list[str]()
+    for committed in ((row,), ()):
+        scalars = {"lr": head.lr, "clip": head.clip, "step": 1, "fed": bool(committed)}
+        digests = head.digests | {STAGE: fresh_part().prepare(zeros, **scalars)}
+        part = fresh_part()
+        take_update(part, head.model_copy(update={"committed": committed, "digests": digests}), zeros)
+        found.append(digest(part.snapshot()))
+    assert found[1] == digest(fresh_part().snapshot()) != found[0]
 
 
 async def test_observer_of_steps_that_average_a_fragment_gets_its_bytes_alone() -> None:

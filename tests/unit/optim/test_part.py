@@ -78,13 +78,29 @@ def test_part_that_nobody_fed_keeps_its_state_to_the_bit() -> None:
     before = [close(part, tokens) for part in (first, second)]
     _, tokens = journey(*cut, position=1)
     nothing = torch.zeros(first.layout.elements)
-    assert first.prepare(nothing, step=2, **SCALARS) == before[0]
+    assert first.prepare(nothing, step=2, fed=False, **SCALARS) == before[0]
     first.swap()
     assert close(second, tokens) != before[1]
     assert (first.step, digest(first.snapshot())) == (2, before[0])
-    first.prepare(nothing, step=3, **SCALARS)
+    first.prepare(nothing, step=3, fed=False, **SCALARS)
     with pytest.raises(BugError):
-        first.prepare(nothing[1:], step=3, **SCALARS)
+        first.prepare(nothing[1:], step=3, fed=False, **SCALARS)
+    owed = first.prepare(nothing + 1.0, step=3, fed=False, **SCALARS)
+    assert owed == first.prepare(nothing + 1.0, step=3, **SCALARS), "of an earlier step"
+
+
+def test_part_that_was_fed_takes_its_step_when_the_mean_is_zeros() -> None:
+    cut = parts()
+    _, tokens = journey(*cut, position=0)
+    first, _, _ = cut
+    before = close(first, tokens)
+    kept = first.snapshot()
+    found = first.prepare(torch.zeros(first.layout.elements), step=2, **SCALARS)
+    first.swap()
+    assert found == digest(first.snapshot()) != before
+    old, new = kept.vectors[1], first.snapshot().vectors[1]
+    assert bool(new.any()), "moments move as of any step"
+    assert float(new.abs().sum()) < float(old.abs().sum())
 
 
 def test_part_learns_one_microbatch_by_heart() -> None:

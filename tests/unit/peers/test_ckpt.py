@@ -21,17 +21,22 @@ from peers.home.places import Tenant, take_place
 from peers.home.run_directory import RunDirectory, said_run_id
 from peers.invites.invite import Granted, Invite
 from peers.settings import PeerSettings
+from swarm.averaging.allreduce.check import Commitment
 from swarm.config import load_manifest
 from swarm.consensus.admissions import AdmissionConfig, Admissions
-from swarm.errors import StateError
-from swarm.ids import ENDS, RunId, stage_part
+from swarm.consensus.records import CloseRecord
+from swarm.errors import StateError, Violation
+from swarm.ids import ENDS, JourneyKey, MicrobatchId, RunId, stage_part
+from swarm.membership.founding_record import founding_record
 from swarm.network.libp2p.identity import load_or_create
+from swarm.schema import AFTER_CHARS
 from swarm.security.credentials import Grant, GrantRole, sign_grant
-from swarm.security.signing import PrivateIdentity, peer_of
+from swarm.security.signing import PrivateIdentity, Signing, audit_bytes, peer_of
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor
 from swarm.state.checkpoints.parts import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
 from swarm.state.checkpoints.rotation import aside_directory, set_aside
 from swarm.state.download import ChunkDonor
+from tests.harness.rigs.averaging import make_plan
 from tests.harness.rigs.peers import PARTS, FakeClock, KeptRun, Said, Typed, kept_run
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -309,6 +314,30 @@ async def test_resume_takes_the_newest_whole_step_and_says_what_it_passed_over(
     record = next(one.record for one in run.decisions if one.record.step == 10)
     assert (origin.step, origin.previous, origin.cursors) == (10, record.hash(), record.cursors)
     assert {snapshot.part: origin.digests[snapshot.part] for snapshot in snapshots} == record.digests
+
+
+async def test_what_a_member_signs_in_one_resumption_shows_nothing_in_another_of_the_same_checkpoint(
+    kept: RunDirectory, run: KeptRun
+) -> None:
+    records, (key, *_) = list[CloseRecord](), run.keys
+    for _ in range(2):
+        origin, _ = await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load(lambda *_: None)
+        records.append(founding_record(run.manifest.run_id, run.roster, origin))
+    one, other = records
+    assert one.model_copy(update={"resumed": other.resumed}) == other
+    afters = [record.hash()[:AFTER_CHARS] for record in records]
+    plans = [make_plan({peer: 1 for peer in run.roster.peers}, 12, after=after, checked=1.0) for after in afters]
+    committed, signing = [bytes(16)] * len(plans[0].chunks), Signing(key.sign)
+    told = Commitment.of(plans[0], committed, signing).to_bytes()
+    Commitment.read(plans[0], key.peer, told, signing)
+    with pytest.raises(Violation, match="did not sign what it commits to"):
+        Commitment.read(plans[1], key.peer, told, signing)
+    microbatch = MicrobatchId(key.peer, "0" * 16, 0, 0)
+    hops = [JourneyKey(11, microbatch, 0, after) for after in afters]
+    assert len({audit_bytes(one.run, hop, 0, key.peer, bytes(64), wrong=True) for hop in hops}) == 2
+    closed = run.decide(10).record.model_dump()
+    with pytest.raises(ValueError, match="only a record with which a run goes on"):
+        CloseRecord.model_validate(closed | {"resumed": 1})
 
 
 def test_resume_falls_back_from_a_step_with_a_flipped_bit(kept: RunDirectory, run: KeptRun) -> None:

@@ -376,6 +376,16 @@ async def test_only_what_was_found_right_counts_and_what_does_not_count_begins_i
     assert not audits.draws(A)
 
 
+@pytest.mark.parametrize("said", ["right", "unjudged", "withheld", "wrong"])
+async def test_replica_with_which_the_run_began_is_known_until_a_hop_of_it_does_not_count(said: str) -> None:
+    audits = Judges(a1=said).audits([A1], lambda: 0.1)
+    audits.share, audits.known = 0.05, {A}
+    assert not audits.draws(A)
+    assert audits.draws(A1)
+    found = await audits.judge(CLAIM)
+    assert audits.draws(A) is not found.counts
+
+
 async def test_lie_that_a_neighbour_covers_is_not_proven_and_does_not_count() -> None:
     crew = await audited()
     crew.replicas[A].part.scale *= 1.5

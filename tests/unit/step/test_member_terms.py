@@ -231,7 +231,10 @@ async def test_member_of_an_attempt_with_fewer_averages_with_those_that_are_ther
         (reconcile(live=(A, T)), Refused, "assigned to a replica that is not there"),
         (reconcile(live=(A, B)), Refused, "its trainer is not there with its ends"),
         (reconcile(live=(*ROSTER.peers, PeerId("X"))), Violation, "does not take part"),
-        (reconcile().model_copy(update={"attempts": {"stage-7": 1}}), Violation, "rounds that there are not"),
+        *(
+            (reconcile().model_copy(update={"attempts": numbers}), Violation, "rounds that there are not")
+            for numbers in ({}, {"ends": 1}, {"ends": 1, "stage-0": 1, "stage-7": 1})
+        ),
     ],
 )
 async def test_member_makes_no_attempt_that_no_honest_leader_asks_for(
@@ -242,6 +245,17 @@ async def test_member_makes_no_attempt_that_no_honest_leader_asks_for(
         await bench.ask(body)
     assert bench.average.begun == []
     await bench.ask(reconcile())
+
+
+@pytest.mark.parametrize(("me", "changed"), [(A, {"route": (A,)}), (T, {"tokens": 5})])
+async def test_member_signs_no_result_of_an_attempt_for_other_inputs_under_its_number(me: PeerId, changed: Any) -> None:
+    bench, other = MemberBench(me), tuple(one.model_copy(update=changed) for one in COMMITTED)
+    assert (await bench.ask(reconcile())).signed
+    with pytest.raises(Violation, match="is of something else than before"):
+        await bench.ask(reconcile(committed=other))
+    assert len(bench.average.begun) == 1
+    assert (await bench.ask(reconcile(committed=other, attempt=2))).signed
+    assert len(bench.average.begun) == 2
 
 
 # --- decided without it ----------------------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ def test_record_hash_depends_on_every_field() -> None:
         "ended": True,
         "repeats": 2,
         "returns": 1,
+        "resumed": 3,
         "links": {A: (1, 2)},
         "paces": {A: 3},
         "codecs": (("int8h", "float32"),),

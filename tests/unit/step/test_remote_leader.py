@@ -490,6 +490,26 @@ async def test_trainer_avoids_nobody_of_whom_nothing_is_proven() -> None:
     assert here.begun.avoided == []
 
 
+async def test_trainer_hears_of_quota_and_looks_at_proofs_only_from_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, looked = await trainer(), list[Any]()
+    monkeypatch.setattr(RemoteLeader, "_avoid", lambda self, fault: looked.append(fault))
+    here.instead(LEADER, LEASE, lambda body: Leased(total=0, reason=""))
+    await here.leader.lease(1, 1)
+    proven = Feed(step=1, term=0, faults=(FAULTY,))
+    for caller, body in ((SUCCESSOR, proven), (SUCCESSOR, proven.model_copy(update={"term": 1}))):
+        with pytest.raises(Refused, match=f"{LEADER} leads step 1 in term 0"):
+            await asked(here.leader, body, caller)
+    assert looked == []
+    assert not here.leader._book.again.is_set()
+    await asked(here.leader, proven, LEADER)
+    assert looked == [FAULTY]
+    await here.follow(1)
+    with pytest.raises(Superseded):
+        await asked(here.leader, proven, LEADER)
+    await asked(here.leader, proven.model_copy(update={"term": 1}), SUCCESSOR)
+    assert looked == [FAULTY, FAULTY]
+
+
 async def test_trainer_that_rewinds_asks_for_what_it_wants_and_not_for_what_it_had() -> None:
     here = await TrainerPeer().set()
     leader = here.leader

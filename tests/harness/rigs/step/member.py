@@ -70,6 +70,7 @@ class CountedPart:
     name: str
     microbatches: frozenset[MicrobatchId]
     prepared: int = 0
+    fed: bool | None = None
     shadow: str | None = None
     usual: tuple[float, float] = (0.0, 0.0)
     said: tuple[int, ...] = ()
@@ -92,10 +93,10 @@ class CountedPart:
         return self.usual
 
     def prepare(
-        self, mean: torch.Tensor, *, lr: float, clip: float, step: int, left: torch.Tensor | None = None
+        self, mean: torch.Tensor, *, lr: float, clip: float, step: int, fed: bool, left: torch.Tensor | None = None
     ) -> str:
         """Return a digest that depends on everything."""
-        self.prepared += 1
+        self.prepared, self.fed = self.prepared + 1, fed
         self.shadow = weights_digest(self.name, step, lr, clip)
         return self.shadow
 
