@@ -203,9 +203,9 @@ class AdmissionRules:
     def _check_fed(self, work: StepWork) -> None:
         """Raises Refused where its trainer has fed more of the step than any may: all that does not count has to be
         computed once more when the step closes, to take it out again."""
-        step, trainer = work.step, work.microbatch.trainer
-        fed = sum(one.key.step == step and one.key.microbatch.trainer == trainer for one in self._table)
+        fed = self._table.fed_beside(work)
         if fed >= self._settings.max_fed:
+            trainer, step = work.microbatch.trainer, work.step
             raise Refused(f"{fed} microbatches of {trainer} in step {step}, where it may not feed so many")
 
     def _give_way(self, there: Iterable[MicrobatchState], now: float) -> bool:

@@ -109,6 +109,12 @@ class MicrobatchTable:
         """Return what is held for gradients of weights that are still to be computed."""
         return sum(state.tensors.rest.bytes for state in self if state.tensors.rest is not None)
 
+    def fed_beside(self, work: StepWork) -> int:
+        """Return how many others its trainer has fed of its step, those among them that it took back."""
+        step, trainer = work.step, work.microbatch.trainer
+        fed = {one for one in (*self._known, *self._undone) if one.step == step and one.microbatch.trainer == trainer}
+        return len(fed - {work})
+
     def of(self, body: JourneyMessage) -> MicrobatchState | None:
         """Return what is known of the one that a message is about."""
         return self.find(self.window.work_of(body))

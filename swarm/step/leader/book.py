@@ -226,6 +226,15 @@ class StepBook:
         led.ledger.complete(self.step, trainer, contribution)
         self._changed.set()
 
+    def bear_witness(self, contribution: Contribution) -> None:
+        """Keep what another leader is told. Raises Refused for more of one trainer than replicas take of it: what a
+        leader counts is leased, and here nothing is."""
+        kept, one = self.witness.completed, contribution.microbatch
+        most = 2 * self._rules.target
+        if one not in kept and sum(other.trainer == one.trainer for other in kept) >= most:
+            raise Refused(f"{most} microbatches of {one.trainer} are witnessed in step {self.step} already")
+        kept[one] = contribution
+
     def put_aside(self, led: LedTerm, trainer: PeerId, aside: Quarantined) -> None:
         """Count another in place of this one. Raises Superseded for a trainer that must resume."""
         self._check_resumed(led, trainer)

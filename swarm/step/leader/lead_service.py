@@ -108,7 +108,7 @@ class LeadService:
         if book.led is not None and body.term == book.led.number:
             book.complete(book.led, caller, body.contribution)
         elif owner(book.roster, book.step, body.term + 1) == self._me:
-            book.witness.completed[body.contribution.microbatch] = body.contribution
+            book.bear_witness(body.contribution)
             book.witness.starved.discard(caller)
         else:
             raise self._not_leading(book)

@@ -121,6 +121,20 @@ async def test_what_is_begun_anew_elsewhere_is_not_in_the_sum(scene: ReplicaScen
     assert scene.server.held().payload_bytes == 0
 
 
+async def test_trainer_that_takes_back_what_it_fed_may_not_feed_more() -> None:
+    scene = ReplicaScene(max_fed=2)
+    await scene.open()
+    async with working(scene.replica):
+        await added(scene, there=3.0, back=4.0)
+        await undo(scene)
+        await scene.there(position=1)
+        with pytest.raises(Refused, match="2 microbatches of"):
+            await scene.forward(position=2)
+        await added(scene, there=3.0, back=4.0, attempt=ANEW)
+        scene.replica.open_step(2)
+        await scene.there(position=2, step=2)
+
+
 async def test_what_cannot_be_kept_is_not_taken_out() -> None:
     scene = ReplicaScene(retention_bytes=0)
     await scene.open()

@@ -182,6 +182,16 @@ async def test_witness_that_takes_over_counts_a_lost_trainers_work_when_others_h
         assert await lead.committed == [microbatch(T, 4), microbatch(T, 5)]
 
 
+async def test_witness_keeps_no_more_of_a_trainer_than_replicas_take_of_it() -> None:
+    lead, most = Lead(me=SUCCESSOR, hosted=True), 2 * RULES.target
+    await lead.complete(T, *range(most))
+    with pytest.raises(Refused, match=f"{most} microbatches of {T}"):
+        await lead.complete(T, most)
+    await lead.complete(T, 0)
+    await lead.complete(U, 0)
+    assert len(lead.service.book.witness.completed) == most + 1
+
+
 async def test_witness_forgets_with_the_step_what_it_witnessed() -> None:
     lead = Lead(me=SUCCESSOR, hosted=True)
     await lead.complete(T, 0, 1)
