@@ -44,4 +44,5 @@ _APART = "who takes a hop over computes its forward apart from its backward: the
 EXPECTED: tuple[Expected, ...] = (
     Expected("events", "kill-copy", "JourneyCompleted", _APART),
     Expected("events", "pause-long", "JourneyCompleted", _APART),
+    Expected("events", "*", "HopMoved", "it says whether who was asked refused what it was given"),
 )
