@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from swarm.ids import MicrobatchId, PartName, PeerId, stage_of, stage_part
+from swarm.ids import MicrobatchId, PartName, PeerId, stage_of, stage_part, variant_of
 
 
 class Routed(Protocol):
@@ -29,15 +29,20 @@ class Routed(Protocol):
 RowT = TypeVar("RowT", bound=Routed)
 
 
-def stage_parts(stages: int) -> tuple[PartName, ...]:
-    """Return the parts of so many stages, in the order of columns."""
-    return tuple(map(stage_part, range(stages)))
+def stage_parts(stages: int, variants: Sequence[int] = ()) -> tuple[PartName, ...]:
+    """Return the parts of so many stages, in the order of columns: of each so many variants, or one."""
+    widths = variants or (1,) * stages
+    return tuple(stage_part(stage, each) for stage, width in enumerate(widths) for each in _variants(width))
+
+
+def _variants(width: int) -> Sequence[int | None]:
+    return range(width) if width > 1 else (None,)
 
 
 def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
     """Return of each column the parts whose holders may stand in it, of these parts."""
     found = defaultdict[int, list[PartName]](list)
-    for part in sorted(parts):
+    for part in sorted(parts, key=lambda part: (variant_of(part) or 0, part)):
         if (column := stage_of(part)) is not None:
             found[column].append(part)
     return tuple(tuple(found[column]) for column in range(max(found, default=-1) + 1))
