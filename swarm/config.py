@@ -498,7 +498,7 @@ def check_variants(split: SplitConfig) -> None:
         raise ConfigError("split.centres", split.centres, f"none, or one for each of the {len(choices)} domains",
                           "Correct it or leave it out.")  # fmt: skip
     if not all(map(any, split.centres)):
-        raise ConfigError("split.centres", split.centres, "no centre without any bytes", "Leave it out.")
+        raise ConfigError("split.centres", split.centres, "no centre of no text", "Leave it out.")
 
 
 def check_admission(admission: AdmissionConfig) -> None:

@@ -72,6 +72,12 @@ MAX_LATENCY_US, MAX_BYTES_PER_S = 60_000_000, 1 << 40
 """Of a link: a minute, and a tebibyte a second. What is measured, or claimed, is taken for no more."""
 
 
+BINS, MOST_IN_BIN = 256, 4096
+HistogramField = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=MOST_IN_BIN)], ...], Field(min_length=BINS, max_length=BINS)
+]
+"""How often tokens are in some text: in each of BINS, into which their ids are hashed, the root of its share."""
+
 ShardField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 _BeforeAnother = Annotated[int, Field(ge=0, lt=2**53 - 1)]
 """The next one is a :data:`Count`, too."""

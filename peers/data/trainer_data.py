@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from data_shards.build import build_shard, document_text
 from data_shards.documents import rows_of
 from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
+from data_shards.router import Router
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.lasting import Told, tells_nobody
@@ -243,15 +244,14 @@ def open_shard(path: Path, key: str = DATA, *, anew: bool = False) -> Shard:
 
 def open_source(manifest: Manifest, path: Path, trainer: PeerId) -> ShardSource:
     """Open a trainer's private data. Raises ConfigError or StateError naming the path and the remedy."""
-    from data_shards.shard_source import ShardSource  # torch: not for those who only look at data
+    from data_shards.shard_source import BatchShape, ShardSource  # torch: not for those who only look at data
 
     return ShardSource(
         path,
         trainer=trainer,
-        microbatch_size=manifest.batch.microbatch_size,
-        context=manifest.model.context,
+        shape=BatchShape(manifest.batch.microbatch_size, manifest.model.context, manifest.batch.packing),
         tokenizer=manifest.tokenizer.digest,
-        packing=manifest.batch.packing,
+        by=Router(manifest.split.centres) if manifest.split.route_by == "text" else 0,
     )
 
 

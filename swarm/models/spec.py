@@ -14,14 +14,12 @@ from pydantic import Field, StringConstraints
 from swarm.columns import columns, stage_parts
 from swarm.errors import ConfigError
 from swarm.ids import ENDS, PartName
-from swarm.schema import Section
+from swarm.schema import HistogramField, Section
 
 DType = Literal["float32", "bfloat16"]
 
 MAX_VARIANTS = 64
 DOMAIN = r"^[a-z0-9][a-z0-9-]{0,30}$"
-BYTE_VALUES, MAX_SHARE = 256, 65_535
-"""Bins of a histogram of bytes, and the largest number in one of a centre."""
 
 
 class ModelConfig(Protocol):
@@ -79,17 +77,9 @@ class SplitConfig(Section):
         Field(max_length=MAX_VARIANTS, exclude_if=operator.not_),
     ] = ()
     """Names of what trainers bring with ``route_by = "domain"``, in the order of variants."""
-    centres: Annotated[
-        tuple[
-            Annotated[
-                tuple[Annotated[int, Field(ge=0, le=MAX_SHARE)], ...],
-                Field(min_length=BYTE_VALUES, max_length=BYTE_VALUES),
-            ],
-            ...,
-        ],
-        Field(max_length=MAX_VARIANTS, exclude_if=operator.not_),
-    ] = ()
-    """How often each byte is in the text of each choice: text goes to the nearest. The founder learns them."""
+    centres: Annotated[tuple[HistogramField, ...], Field(max_length=MAX_VARIANTS, exclude_if=operator.not_)] = ()
+    """How often tokens are in the text of each choice, by bins that their ids are hashed into: text goes to the
+    nearest. The founder learns them."""
 
     @property
     def parts(self) -> tuple[PartName, ...]:

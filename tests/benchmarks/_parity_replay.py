@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_shards.shard_source import ShardSource
+from peers.data.trainer_data import open_source
 from swarm.config import Manifest
 from swarm.consensus.records import Contribution
 from swarm.ids import MicrobatchId, PeerId
@@ -86,15 +86,12 @@ class Batches:
     """The trainers' shards, opened once more: any microbatch of the ledger by its id."""
 
     def __init__(self, run: TrainedRun) -> None:
-        self._run, manifest = run, run.manifest
+        self._run = run
         self._sources = {
-            member.peer: ShardSource(
+            member.peer: open_source(
+                run.manifest,
                 run.directory.shard(int(member.name.removeprefix("trainer-"))),
-                trainer=PeerId(member.peer),
-                microbatch_size=manifest.batch.microbatch_size,
-                context=manifest.model.context,
-                tokenizer=manifest.tokenizer.digest,
-                packing=manifest.batch.packing,
+                PeerId(member.peer),
             )
             for member in run.records[0].members.members
             if member.role == "trainer"
