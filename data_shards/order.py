@@ -62,6 +62,11 @@ class ReadingOrder:
         first = position * self.microbatch_size
         return [shuffled(index, self.rows, key) for index in range(first, first + self.microbatch_size)]
 
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Those that any of its microbatches takes."""
+        return (self.choice,)
+
     def choice_of(self, epoch: int, position: int) -> int:
         """Which of the run's choices one microbatch takes."""
         return self.choice
@@ -99,6 +104,11 @@ class RoutedOrder(ReadingOrder):
     """
 
     groups: tuple[npt.NDArray[np.integer[Any]], ...] = ()
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Those that any of its microbatches takes."""
+        return tuple(choice for choice, rows in enumerate(self.groups) if len(rows))
 
     def rows_of(self, epoch: int, position: int) -> list[int]:
         """Row numbers of one microbatch."""

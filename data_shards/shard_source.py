@@ -89,6 +89,11 @@ class ShardSource(Private):
         self._cursor = (0, 0)
 
     @property
+    def choices(self) -> tuple[int, ...]:
+        """Those that its microbatches take."""
+        return self._order.choices
+
+    @property
     def cursor(self) -> tuple[int, int]:
         """(epoch, position) of the microbatch that ``take`` would return."""
         return self._cursor

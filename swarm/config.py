@@ -284,7 +284,7 @@ def check_manifest(manifest: Manifest) -> None:
     """What holds between sections; what torch is needed for last, as it takes seconds to import. Raises ConfigError."""
     model, split, start = manifest.model, manifest.split, manifest.run.start_when
     model.check()
-    check_variants(split)
+    check_variants(manifest)
     split_layers(model.layers, split)
     members = start.stage_hosts + start.trainers + 1
     size = record_bytes(manifest.step_microbatches, split.stages, members, closed=manifest.admission.closed)
@@ -472,19 +472,34 @@ def check_routes(manifest: Manifest) -> None:
                           "Leave it out.", why="a move could leave an organisation without a stage")  # fmt: skip
 
 
-def check_variants(split: SplitConfig) -> None:
+MAX_PARTS = 1024
+"""Of so many a record tells the state, and that of the ends."""
+
+
+def check_variants(manifest: Manifest) -> None:
     """Check whether each microbatch finds its variant of each stage. Raises ConfigError."""
-    said = {"text": ("split.centres", split.centres), "domain": ("split.domains", split.domains)}
+    split = manifest.split
     if not split.variants:
-        for key, value in (("split.route_by", split.route_by), *said.values()):
-            if value:
-                raise ConfigError(key, value, "none where no stage has variants",
+        for key in ("route_by", "domains", "centres"):
+            if value := getattr(split, key):
+                raise ConfigError(f"split.{key}", value, "none where no stage has variants",
                                   "Set split.variants, as [1, 4] for two stages, or leave it out.")  # fmt: skip
         return
+    if len(split.variants) != split.stages or max(split.variants) == 1 or sum(split.variants) > MAX_PARTS:
+        allowed = f"{split.stages} numbers, one a stage, and one above 1; together at most {MAX_PARTS}"
+        raise ConfigError("split.variants", split.variants, allowed, "Correct it or leave it out.")
+    if split.own_routes:
+        raise ConfigError("split.routes", split.routes, '"any" with split.variants', "Leave it out.",
+                          why="each organisation would need a host of every variant")  # fmt: skip
+    if manifest.averaging.mode == "local":
+        raise ConfigError("averaging.mode", "local", '"sync" with split.variants', "Leave it out.",
+                          why="replicas would take optimizer steps in which nothing passes their variant")  # fmt: skip
+    _check_choices(split)
+
+
+def _check_choices(split: SplitConfig) -> None:
+    said = {"text": ("split.centres", split.centres), "domain": ("split.domains", split.domains)}
     widest = max(split.variants)
-    if len(split.variants) != split.stages or widest == 1:
-        raise ConfigError("split.variants", split.variants, f"{split.stages} numbers, one a stage, and one above 1",
-                          "Correct it or leave it out.")  # fmt: skip
     if split.route_by is None:
         raise ConfigError("split.route_by", None, '"text" or "domain" with split.variants',
                           "Say how microbatches find their variant.")  # fmt: skip

@@ -11,14 +11,13 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, StringConstraints
 
-from swarm.columns import columns, stage_parts
+from swarm.columns import MAX_VARIANTS, columns, stage_parts
 from swarm.errors import ConfigError
 from swarm.ids import ENDS, PartName
 from swarm.schema import HistogramField, Section
 
 DType = Literal["float32", "bfloat16"]
 
-MAX_VARIANTS = 64
 DOMAIN = r"^[a-z0-9][a-z0-9-]{0,30}$"
 
 

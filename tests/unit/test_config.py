@@ -344,7 +344,7 @@ def test_variants_make_another_run_whose_stages_have_the_same_layers(how: dict[s
     assert plain.run_id != several.run_id
     assert several.split.choices == 4
     stages = split_layers(several.model.layers, several.split)
-    assert [spec.name for spec in stages] == ["stage-0", *(f"stage-1.v{each}" for each in range(4)), "ends"]
+    assert [spec.name for spec in stages] == ["stage-0", *(f"stage-1.v{each}of4" for each in range(4)), "ends"]
     assert len({(spec.first_layer, spec.last_layer) for spec in stages}) == 3
 
 
@@ -369,6 +369,7 @@ def test_variants_make_another_run_whose_stages_have_the_same_layers(how: dict[s
             "no text",
         ),
         ({"variants": (1, 2), "route_by": "text", "centres": ((0,) * 255,)}, "split.centres.0", "256"),
+        ({"variants": (1, 4), "routes": "organisation", **DOMAINS}, "split.routes", "every variant"),
         ({"variants": (2, 4), **DOMAINS}, "run.start_when.stage_hosts", "at least 6"),
     ],
 )
