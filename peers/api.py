@@ -141,7 +141,12 @@ def found(
 
 
 def load(
-    run: _Path | None = None, *, step: int | None = None, device: str = "auto", home: _Path | None = None
+    run: _Path | None = None,
+    *,
+    step: int | None = None,
+    path: str | None = None,
+    device: str = "auto",
+    home: _Path | None = None,
 ) -> PartModule:
     """Return the model of a run's checkpoint, a ``torch.nn.Module`` in evaluation mode, as ``swarm sample`` loads it.
 
@@ -151,11 +156,12 @@ def load(
     Args:
         run: A run's directory, or the beginning of its id (:attr:`Peer.run`); by default the newest on this machine.
         step: The checkpoint after this step; by default the newest complete one.
+        path: Of a run whose stages have variants, the domain, or the number of the kind of text, whose model it is.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         home: As of :func:`join`.
 
     Raises:
-        ConfigError: There is no such run, step or device here.
+        ConfigError: There is no such run, step, path or device here.
         CommandError: Parts of the checkpoint are on other machines: ``swarm ckpt pull`` fetches them.
         StateError: The checkpoint is damaged.
     """
@@ -164,7 +170,7 @@ def load(
 
     from peers.commands.evaluate import load_checkpoint
 
-    return load_checkpoint(directory, step, device=device, threads=torch.get_num_threads()).model
+    return load_checkpoint(directory, step, path=path, device=device, threads=torch.get_num_threads()).model
 
 
 def load_tokenizer(run: _Path | None = None, *, home: _Path | None = None) -> Tokenizer:

@@ -20,7 +20,8 @@ from peers.data.trainer_data import check_tokenizer
 from peers.foreign_model import ADAPTER_LR, ForeignModel, check_founding, check_parts, find_model, without_tokenizer
 from peers.home.places import home_directory
 from peers.home.run_directory import find_run_directory
-from peers.manifest_file import PENDING
+from peers.kinds import check_kinds, kinds_to_learn, learn_kinds, variants_said
+from peers.manifest_file import PENDING, PENDING_CENTRES
 from peers.options.fields import settings_of
 from peers.options.foundation import STRANGERS, Foundation
 from peers.plan.peers_file import read_entries
@@ -104,6 +105,8 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     by_hand = {*foundation.changes, *keys_of(read)}
     for dotted, value in (_one_host_each(foundation) | foundation.changes).items():
         _change(document, dotted, value)
+    for dotted, value in variants_said(foundation, document).items():
+        _change(document, dotted, value)
     try:
         document = with_profile(document, by_hand)
         checked = document if foundation.peers is None else _uncut(document)
@@ -181,8 +184,10 @@ def _check_files(foundation: Foundation) -> None:
 
 
 def pending(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest with what stands for the tokenizer to come, where it names none."""
+    """Return a manifest with what stands for the tokenizer, and for the kinds of text, that are to come."""
     said = document.get("tokenizer", {})
+    if kinds := kinds_to_learn(document):
+        document = document | {"split": document["split"] | {"centres": PENDING_CENTRES[:kinds]}}
     return document | {"tokenizer": {"digest": PENDING} | said} if isinstance(said, dict) else document
 
 
@@ -204,6 +209,7 @@ def make_run(foundation: Foundation, document: dict[str, Any], made: tuple[bytes
     """
     foreign = _foreign(foundation)
     named = document.get("tokenizer", {}).get("digest")
+    check_kinds(foundation, document)
     tokenizer, source = given_tokenizer(foundation, document) or made or _trained_tokenizer(foundation, document)
     digest = tokenizer_digest(tokenizer)
     if named is not None and digest != named:
@@ -224,7 +230,9 @@ def make_run(foundation: Foundation, document: dict[str, Any], made: tuple[bytes
             allowed = f"the file whose sha256 begins {wanted[name][:16]}, as the RUN.toml says"
             remedy = f"Put it next to {source}, or remove it from [files] in the RUN.toml."
             raise Incompatible(f"files.{name}", digests.get(name, "")[:16], allowed, remedy)
-    manifest = parse_manifest(document | named_run | {"tokenizer": words, "files": wanted}, _origin(foundation))
+    made_of = {"tokenizer": words, "files": wanted}
+    learnt = learn_kinds(foundation, document | made_of, kinds_to_learn(document), tokenizer)
+    manifest = parse_manifest(document | named_run | made_of | learnt.sections, _origin(foundation))
     _check_fits(manifest, tokenizer, source)
     if foreign is not None and isinstance(manifest.model, HfConfig):
         check_parts(manifest.model, manifest.split)
@@ -235,7 +243,7 @@ def make_run(foundation: Foundation, document: dict[str, Any], made: tuple[bytes
         manifest=manifest,
         files={TOKENIZER_FILE: tokenizer} | {name: came.kept[name] for name in wanted},
         tokenizer_from=source,
-        said=tuple(came.described()),
+        said=(*came.described(), *learnt.said),
         model_files=files,
         profile=foundation.profile or in_file,
     )
@@ -312,7 +320,8 @@ def sized_document(
 def _uncut(document: dict[str, Any]) -> dict[str, Any]:
     """A manifest whose cut and numbers of peers are to be found."""
     split, run = document.get("split", {}), document.get("run", {})
-    kept = {key: value for key, value in split.items() if key != "layers_per_stage"} | {"stages": 1}
+    cut = ("layers_per_stage", "variants", "route_by", "domains", "centres")
+    kept = {key: value for key, value in split.items() if key not in cut} | {"stages": 1}
     return document | {"split": kept, "run": run | {"start_when": {"stage_hosts": 1, "trainers": 1}}}
 
 

@@ -16,11 +16,14 @@ from pydantic import TypeAdapter
 from swarm.config import Manifest, parse_manifest
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible
+from swarm.models.spec import MAX_VARIANTS
 from swarm.parsing import parse_json
-from swarm.schema import Section
+from swarm.schema import BINS, Section
 
 PENDING = "0" * 64
 """The digest of a tokenizer that is still to come."""
+PENDING_CENTRES = tuple((*(0,) * number, 1, *(0,) * (BINS - number - 1)) for number in range(MAX_VARIANTS))
+"""Those of kinds of text that are still to be learnt."""
 _BARE = re.compile("[A-Za-z0-9_-]+")
 
 
@@ -57,7 +60,7 @@ def _tables(section: Section, above: str, origins: Mapping[str, str]) -> Iterato
         choices = [one for one in get_args(field.annotation) if get_origin(field.annotation) is Literal]
         said = [origins.get(key, "default"), " or ".join(map(json.dumps, choices)) if len(choices) > 1 else ""]
         plain = TypeAdapter(Any).dump_python(value, mode="json")
-        empty = value in (None, {}, PENDING)
+        empty = value in (None, {}, PENDING) or (name == "centres" and value == PENDING_CENTRES[: len(value)])
         values += (f"# {line}" for line in textwrap.wrap(meaning.get(name, ""), 116))
         values.append(f"# {name} has no value" if empty else f"{_pair(name, plain)}  # {'; '.join(filter(None, said))}")
     if above:

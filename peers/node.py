@@ -32,7 +32,16 @@ from peers.control.admitting import Admitting
 from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
 from peers.dashboard.start import serve_own
-from peers.data.trainer_data import DATA, EVAL, data_given, data_opened, held_out_given, open_source, shard_for
+from peers.data.trainer_data import (
+    DATA,
+    EVAL,
+    data_given,
+    data_opened,
+    domain_of,
+    held_out_given,
+    open_source,
+    shard_for,
+)
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services
@@ -337,11 +346,13 @@ class Node:
         if settings.role != "trainer":
             return None
         into, seed, given_up = settings.home / "shard", self._identity.peer, threading.Event()
+        domain = settings.options.domain
+        domain_of(manifest, domain)  # before its text is made into a shard
         try:
             made = await asyncio.to_thread(
                 shard_for, data_given(settings.options), tokenizer, manifest, into, seed, given_up=given_up.is_set
             )
-            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer)
+            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer, domain)
         finally:
             given_up.set()  # cancelling does not stop a thread, and the process would wait for it
         self._events.emit(data_opened(manifest, source.microbatches_per_epoch, made.unused))
@@ -353,10 +364,10 @@ class Node:
         given = held_out_given(options) if settings.role == "trainer" else None
         if given is None:
             return None
-        into, given_up = settings.home / "held-out", threading.Event()
+        into, given_up, domain = settings.home / "held-out", threading.Event(), options.domain
         try:
             made = await asyncio.to_thread(shard_for, given, tokenizer, manifest, into, "", given_up=given_up.is_set)
-            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer)
+            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer, domain)
         except ConfigError as error:
             key = EVAL if error.key == DATA else error.key
             raise ConfigError(key, error.value, error.allowed, error.remedy, why=error.why) from None

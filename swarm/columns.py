@@ -1,8 +1,9 @@
 """The columns of a run: what must hold each committed microbatch once. Pure.
 
 A microbatch's route names one peer for each column, in the order in which it passes them. A column is a stage, and who
-holds that part of the model may stand in it. Private ends are no column: each trainer holds what it fed, and a route
-says nothing of it. Whoever asks who held, or may hold, what of a microbatch asks here.
+holds that part of the model may stand in it. Variants of a stage are several parts in one column: there who holds the
+one stands that the microbatch's choice leads to. Private ends are no column: each trainer holds what it fed, and a
+route says nothing of it. Whoever asks who held, or may hold, what of a microbatch asks here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from swarm.ids import MicrobatchId, PartName, PeerId, stage_of, stage_part
+from swarm.ids import MicrobatchId, PartName, PeerId, stage_of, stage_part, variant_of
+
+MAX_VARIANTS = 64
+"""Of a stage; and so many choices there are."""
 
 
 class Routed(Protocol):
@@ -25,19 +29,31 @@ class Routed(Protocol):
     def route(self) -> tuple[str, ...]:
         """Return who holds its gradient in each column."""
 
+    @property
+    def choice(self) -> int:
+        """Return which variants it passes: see :func:`takes`."""
+
 
 RowT = TypeVar("RowT", bound=Routed)
 
 
-def stage_parts(stages: int) -> tuple[PartName, ...]:
-    """Return the parts of so many stages, in the order of columns."""
-    return tuple(map(stage_part, range(stages)))
+def stage_parts(stages: int, variants: Sequence[int] = ()) -> tuple[PartName, ...]:
+    """Return the parts of so many stages, in the order of columns: of each so many variants, or one."""
+    widths = variants or (1,) * stages
+    return tuple(stage_part(stage, each, width) for stage, width in enumerate(widths) for each in range(width))
+
+
+def takes(part: PartName, choice: int) -> bool:
+    """Return whether microbatches of a choice pass this variant of its stage: choice c passes number c modulo V of V.
+    So one choice leads through stages with any number of variants, and two that differ share what they can."""
+    variant, of = variant_of(part)
+    return choice % of == variant
 
 
 def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
     """Return of each column the parts whose holders may stand in it, of these parts."""
     found = defaultdict[int, list[PartName]](list)
-    for part in sorted(parts):
+    for part in sorted(parts, key=lambda part: (variant_of(part), part)):
         if (column := stage_of(part)) is not None:
             found[column].append(part)
     return tuple(tuple(found[column]) for column in range(max(found, default=-1) + 1))
@@ -54,10 +70,12 @@ def held_columns(parts: Iterable[PartName]) -> tuple[int, ...]:
 
 
 def held(committed: Iterable[RowT], part: PartName) -> Iterator[tuple[RowT, PeerId]]:
-    """Yield each microbatch with who holds its gradient of a part: who stands in the part's column, or its trainer."""
-    column = stage_of(part)
+    """Yield each microbatch that passes a part with who holds its gradient of it: who stands in the part's column, or
+    its trainer."""
+    column, (variant, of) = stage_of(part), variant_of(part)
     for one in committed:
-        yield one, PeerId(one.microbatch.trainer if column is None else one.route[column])
+        if one.choice % of == variant:
+            yield one, PeerId(one.microbatch.trainer if column is None else one.route[column])
 
 
 def stranger(route: Sequence[str], there: Sequence[Container[str]]) -> tuple[int, str] | None:

@@ -17,6 +17,7 @@ from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, 
 
 from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
+from swarm.columns import host_parts
 from swarm.compression.names import AUTO, EXACT, SAME, ActivationChoice, GradientChoice, exact_codec
 from swarm.consensus.admissions import AdmissionConfig
 from swarm.consensus.copies import MAX_COPIES
@@ -26,7 +27,7 @@ from swarm.errors import ConfigError, OtherWire
 from swarm.ids import PeerId, RunId
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import AnyModel, config_type, family_of
-from swarm.models.spec import SplitConfig, split_layers
+from swarm.models.spec import DOMAIN, SplitConfig, split_layers
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.schedules import MUON_WIDTH, OptimizerConfig
 from swarm.parsing import parse_toml
@@ -41,6 +42,7 @@ _PATTERNS = {
     _NONCE: "16 small hex digits, or nothing",
     _SHA256: "a sha256: 64 small hex digits",
     _TOKEN: "names like bos_token",
+    DOMAIN: "1 to 31 small letters, digits and dashes, the first no dash",
     MODEL_FILE: "names of files with which models come, like tokenizer_config.json",
 }
 
@@ -282,6 +284,7 @@ def check_manifest(manifest: Manifest) -> None:
     """What holds between sections; what torch is needed for last, as it takes seconds to import. Raises ConfigError."""
     model, split, start = manifest.model, manifest.split, manifest.run.start_when
     model.check()
+    check_variants(manifest)
     split_layers(model.layers, split)
     members = start.stage_hosts + start.trainers + 1
     size = record_bytes(manifest.step_microbatches, split.stages, members, closed=manifest.admission.closed)
@@ -310,12 +313,13 @@ def check_manifest(manifest: Manifest) -> None:
             f"less than run.steps = {manifest.run.steps}, after which the run is over",
             "Go on from an earlier checkpoint.",
         )
-    if start.stage_hosts < split.stages:
+    if start.stage_hosts < (parts := len(host_parts(split.parts))):
+        held, fewer = ("variant of a stage", "variants") if split.variants else ("stage", "stages")
         raise ConfigError(
             "run.start_when.stage_hosts",
             start.stage_hosts,
-            f"at least split.stages = {split.stages}",
-            f"Every stage needs a replica: start with {split.stages} stage hosts or more, or cut fewer stages.",
+            f"at least {parts}, the {held}s there are" if split.variants else f"at least split.stages = {parts}",
+            f"Every {held} needs a replica: start with {parts} stage hosts or more, or cut fewer {fewer}.",
         )
     if manifest.averaging.mode == "local" and manifest.averaging.local.fragments > manifest.run.steps:
         raise ConfigError(
@@ -466,6 +470,50 @@ def check_routes(manifest: Manifest) -> None:
     if manifest.rebalance.moves:
         raise ConfigError("rebalance.mode", manifest.rebalance.mode, '"off" with split.routes = "organisation"',
                           "Leave it out.", why="a move could leave an organisation without a stage")  # fmt: skip
+
+
+MAX_PARTS = 1024
+"""Of so many a record tells the state, and that of the ends."""
+
+
+def check_variants(manifest: Manifest) -> None:
+    """Check whether each microbatch finds its variant of each stage. Raises ConfigError."""
+    split = manifest.split
+    if not split.variants:
+        for key in ("route_by", "domains", "centres"):
+            if value := getattr(split, key):
+                raise ConfigError(f"split.{key}", value, "none where no stage has variants",
+                                  "Set split.variants, as [1, 4] for two stages, or leave it out.")  # fmt: skip
+        return
+    if len(split.variants) != split.stages or max(split.variants) == 1 or sum(split.variants) > MAX_PARTS:
+        allowed = f"{split.stages} numbers, one a stage, and one above 1; together at most {MAX_PARTS}"
+        raise ConfigError("split.variants", split.variants, allowed, "Correct it or leave it out.")
+    if split.own_routes:
+        raise ConfigError("split.routes", split.routes, '"any" with split.variants', "Leave it out.",
+                          why="each organisation would need a host of every variant")  # fmt: skip
+    if manifest.averaging.mode == "local":
+        raise ConfigError("averaging.mode", "local", '"sync" with split.variants', "Leave it out.",
+                          why="replicas would take optimizer steps in which nothing passes their variant")  # fmt: skip
+    _check_choices(split)
+
+
+def _check_choices(split: SplitConfig) -> None:
+    said = {"text": ("split.centres", split.centres), "domain": ("split.domains", split.domains)}
+    widest = max(split.variants)
+    if split.route_by is None:
+        raise ConfigError("split.route_by", None, '"text" or "domain" with split.variants',
+                          "Say how microbatches find their variant.")  # fmt: skip
+    key, choices = said[split.route_by]
+    if len(choices) < widest or len(set(choices)) < len(choices):
+        raise ConfigError(key, choices, f"at least {widest} that differ, so that microbatches pass every variant",
+                          "Name more, or set fewer split.variants.")  # fmt: skip
+    if split.route_by == "text" and split.domains:
+        raise ConfigError("split.domains", split.domains, 'none with split.route_by = "text"', "Leave it out.")
+    if split.centres and len(split.centres) != len(choices):
+        raise ConfigError("split.centres", split.centres, f"none, or one for each of the {len(choices)} domains",
+                          "Correct it or leave it out.")  # fmt: skip
+    if not all(map(any, split.centres)):
+        raise ConfigError("split.centres", split.centres, "no centre of no text", "Leave it out.")
 
 
 def check_admission(admission: AdmissionConfig) -> None:

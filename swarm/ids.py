@@ -15,7 +15,8 @@ RunId = NewType("RunId", str)
 """Hex sha256 of the canonical JSON of the resolved manifest."""
 
 PartName = NewType("PartName", str)
-"""What a group of replicas holds: ``stage-0`` … ``stage-N``, or ``ends`` (private embedding, head and loss)."""
+"""What a group of replicas holds: ``stage-0`` … ``stage-N``, of a stage with variants ``stage-1.v0of4`` … one of
+them, or ``ends`` (private embedding, head and loss)."""
 
 ENDS = PartName("ends")
 
@@ -49,14 +50,20 @@ def distinct_names(names: Mapping[str, str]) -> dict[str, str]:
     return {peer: name if often[name] == 1 else f"{name}~{peer[-6:]}" for peer, name in names.items()}
 
 
-def stage_part(stage: int) -> PartName:
-    """The part name of a stage."""
-    return PartName(f"stage-{stage}")
+def stage_part(stage: int, variant: int = 0, of: int = 1) -> PartName:
+    """The part name of a stage, or of one variant ``of`` so many of it."""
+    return PartName(f"stage-{stage}" if of == 1 else f"stage-{stage}.v{variant}of{of}")
 
 
 def stage_of(part: PartName) -> int | None:
-    """The stage that a part is, None for the ends: the inverse of :func:`stage_part`."""
-    return None if part == ENDS else int(part.removeprefix("stage-"))
+    """The stage that a part is, or is a variant of, None for the ends."""
+    return None if part == ENDS else int(part.removeprefix("stage-").partition(".")[0])
+
+
+def variant_of(part: PartName) -> tuple[int, int]:
+    """Which variant of its stage a part is, and of how many: the inverse of :func:`stage_part`."""
+    variant, _, of = part.partition(".v")[2].partition("of")
+    return (int(variant), int(of)) if of else (0, 1)
 
 
 class MicrobatchId(NamedTuple):

@@ -13,7 +13,7 @@ from swarm.ids import MAX_NAME, NAME_WORDS, MicrobatchId, is_name
 PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$")]
 """A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
 
-PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-[0-9]{1,3})$")]
+PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-[0-9]{1,3}(\.v[0-9]{1,2}of([2-9]|[1-9][0-9]))?)$")]
 
 
 def _named(text: str) -> str:
@@ -71,6 +71,12 @@ LISTED = Field(max_length=MAX_LISTED)
 MAX_LATENCY_US, MAX_BYTES_PER_S = 60_000_000, 1 << 40
 """Of a link: a minute, and a tebibyte a second. What is measured, or claimed, is taken for no more."""
 
+
+BINS, MOST_IN_BIN = 256, 4096
+HistogramField = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=MOST_IN_BIN)], ...], Field(min_length=BINS, max_length=BINS)
+]
+"""How often tokens are in some text: in each of BINS, into which their ids are hashed, the root of its share."""
 
 ShardField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 _BeforeAnother = Annotated[int, Field(ge=0, lt=2**53 - 1)]

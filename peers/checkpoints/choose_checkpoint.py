@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.verify import named_file
@@ -11,21 +11,46 @@ from peers.console.words import CommandError, command_name, gathering, listed
 from peers.data.foreign_tokenizer import check_foreign_tokenizer
 from peers.exit_codes import EXIT_USAGE
 from peers.home.run_directory import RunDirectory
+from swarm.columns import takes
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.models.registry import family_of
+from swarm.models.spec import PartSpec
 from swarm.schema import TOKENIZER_FILE
 from swarm.state.checkpoints.files import CheckpointManifest, flaw, latest, read_manifest, step_directory, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenStep:
-    """A step of a run of which every part is here. ``passed_over`` says what is wrong with a newer one, if one is."""
+    """A step of a run of which every part is here. ``passed_over`` says what is wrong with a newer one, if one is.
+    Where stages have variants it is as many models as there are choices: ``choice`` says which one is meant."""
 
     directory: RunDirectory
     manifest: Manifest
     record: CheckpointManifest
     passed_over: str | None
+    choice: int | None = None
+
+    def on_path(self, name: str | None) -> ChosenStep:
+        """Return the model that text of this domain trained, or with this number of a kind of text; where stages have
+        no variants, ``name`` is None. Raises ConfigError for one that there is not."""
+        split = self.manifest.split
+        paths = split.domains or tuple(map(str, range(split.choices if split.variants else 0)))
+        if name is not None and name not in paths:
+            allowed = f"one of {', '.join(paths)}" if paths else "none for a run whose stages have no variants"
+            raise ConfigError("--path", name, allowed, "Correct it." if paths else "Leave it out.")
+        return self if name is None else replace(self, choice=paths.index(name))
+
+    @property
+    def specs(self) -> tuple[PartSpec, ...]:
+        """Return the parts of the one model that is meant. Raises ConfigError where it could be several."""
+        split = self.manifest.split
+        if split.variants and self.choice is None:
+            paths = split.domains or range(split.choices)
+            raise ConfigError("--path", None, f"one of {', '.join(map(str, paths))}", "Say which with --path.",
+                              why="stages have variants, and each path through them is a model")  # fmt: skip
+        specs = family_of(self.manifest.model).parts(split)
+        return tuple(spec for spec in specs if takes(spec.name, self.choice or 0))
 
     @property
     def step(self) -> int:

@@ -77,6 +77,10 @@ def recut_run(found: Resumable, changes: Mapping[str, Any], home: Path | str | N
         ConfigError: The model cannot be cut so, or is already; or a run with this manifest cannot be.
         StateError: The files changed, are of another model than the manifest's, or the disk refuses.
     """
+    if found.manifest.split.variants:
+        raise ConfigError("--stages", changes.get("split.stages"), "none for a run whose stages have variants",
+                          f"To go on with it: {command_name()} new --resume {shlex.quote(str(found.directory.root))}",
+                          why="which layers of which variant belong together is said nowhere")  # fmt: skip
     source = found.directory.checkpoints
     kept = read_manifest(source, found.step)
     record = proof_in(kept, found.manifest.run_id).record

@@ -199,6 +199,32 @@ def stats(
 
 
 @data.command()
+def histogram(
+    directory: Annotated[Path, typer.Argument(metavar="SHARD", help="A shard.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the histogram to this file.")],
+    context: Annotated[int, typer.Option(metavar="N", min=1, help="Length of rows: the run's model.context.")] = 1024,
+) -> None:
+    """Write how often tokens are in a shard, for the founder of a run with experts: no text.
+
+    swarm new --histogram FILE learns from it which kinds of text there are. The file has the means of groups of at
+    least 32 documents each, in 256 bins that tokens are hashed into. It tells which kinds of text the shard has, and
+    how much of each.
+
+    Example: swarm data histogram shards/mine --out mine.json
+    """
+    from data_shards.histogram import histogram_of
+    from peers.commands.preflight import check_output
+    from peers.data.trainer_data import open_shard
+    from swarm.disk import write_named
+
+    check_output("--out", out)
+    found = histogram_of(open_shard(directory, "SHARD"), context)
+    write_named(out, [found.model_dump_json().encode()])
+    sizes = ", ".join(f"{one.documents:,}" for one in found.groups)
+    typer.echo(f"{out}: {count(len(found.groups), 'group')} of documents: {sizes}")
+
+
+@data.command()
 def sample(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A shard.")],
     tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The tokenizer.json that it was built with.")],

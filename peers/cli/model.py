@@ -42,6 +42,15 @@ Step = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="Checkpoint to use.  [default: the newest complete one]")
 ]
 
+ModelPath = Annotated[
+    str | None,
+    typer.Option(
+        "--path",
+        metavar="NAME",
+        help="Of a run whose stages have variants: the model of this domain, or of the kind of text with this number.",
+    ),
+]
+
 Model = Annotated[
     Path | None,
     typer.Option(
@@ -63,6 +72,7 @@ def export(
     ] = None,
     run: Run = None,
     step: Step = None,
+    path: ModelPath = None,
     merge: Annotated[
         bool,
         typer.Option(
@@ -104,7 +114,7 @@ def export(
     from peers.commands.adapter import export_adapter, load_adapter, trains_adapters
     from peers.commands.export import export, load_command
 
-    chosen = choose_step(found, step)
+    chosen = choose_step(found, step).on_path(path)
     adapter = trains_adapters(chosen, merge=merge) and not merge
     _tell_which(found, chosen.step, chosen.passed_over, asked=step is not None, named=run is not None)
     told = (lambda line: None) if as_json else typer.echo
@@ -210,6 +220,7 @@ def evaluate(
     run: Run = None,
     model: Model = None,
     step: Step = None,
+    on_path: ModelPath = None,
     context: Annotated[
         int | None,
         typer.Option(
@@ -268,7 +279,7 @@ def evaluate(
         left_out.pass_by(given)
     texts = {path: list(encoded_documents([path], encoding, left_out, keys)) for path in paths}
     left_out.check(files[0], some=True)
-    loaded, source = _load(run, model, step, home, named=False, device=device, threads=threads)
+    loaded, source = _load(run, model, step, home, named=False, path=on_path, device=device, threads=threads)
     from peers.commands.evaluate import TextLoss, text_loss, window_of
 
     length, by = window_of(loaded.model, context, stride)
@@ -324,6 +335,7 @@ def sample(
         typer.Option(metavar="X", min=0.0, max=10.0, help="Sampling temperature; 0 always takes the likeliest token."),
     ] = 0.8,
     step: Step = None,
+    path: ModelPath = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of text, with --chat one for each answer.")
     ] = False,
@@ -348,7 +360,7 @@ def sample(
     if chat and encoding.template is None:
         where = str(model or directory or "the newest run")
         raise ConfigError("--chat", where, "a model with a chat template", "Without --chat it continues a --prompt.")
-    loaded, source = _load(directory, model, step, None, named=True)
+    loaded, source = _load(directory, model, step, None, named=True, path=path)
     from peers.commands.evaluate import Sampling, sample_text
 
     talks = encoding.template is not None and not raw
@@ -404,12 +416,16 @@ def _load(
     run: Path | None, model: Path | None, step: int | None, home: str | None, *, named: bool, **how: Any
 ) -> tuple[LoadedModel, dict[str, Any]]:
     """Load what is asked for; return it, and what it is for scripts. ``named`` is whether the run is an argument, and
-    no option; ``how`` are device and threads."""
+    no option; ``how`` are device, threads, and the path where it is a run's."""
+    from swarm.errors import ConfigError
+
     found = _check_named(run, model, step, home, key="DIR" if named else "--run")
     # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
     if isinstance(found, Path):
         from peers.commands.exported import load_exported
 
+        if (path := how.pop("path")) is not None:
+            raise ConfigError("--path", path, "no option besides --model", "Leave out --path, or --model.")
         return load_exported(found, **how), {"model": str(model)}
     from peers.commands.evaluate import load_checkpoint
 

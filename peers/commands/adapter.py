@@ -49,7 +49,7 @@ def export_adapter(chosen: ChosenStep, into: Path, told: Callable[[str], None]) 
     """
     family = family_of(chosen.manifest.model)
     assert isinstance(family, LoraFamily)  # noqa: S101 - checked by :func:`trains_adapters`
-    parts, tensors = family.parts(chosen.manifest.split), dict[str, Tensor]()
+    parts, tensors = chosen.specs, dict[str, Tensor]()
     for spec in parts:
         check()
         weights = load_part_weights(chosen.directory.checkpoints, chosen.record, spec.name)

@@ -104,7 +104,12 @@ class Checkpointed:
 
 
 def load_checkpoint(
-    directory: RunDirectory, step: int | None = None, *, device: str = "cpu", threads: int = 1
+    directory: RunDirectory,
+    step: int | None = None,
+    *,
+    path: str | None = None,
+    device: str = "cpu",
+    threads: int = 1,
 ) -> Checkpointed:
     """The model of a run after ``step``, or of its newest complete checkpoint.
 
@@ -115,18 +120,20 @@ def load_checkpoint(
     Args:
         directory: The run's.
         step: The checkpoint's; None for the newest complete one.
+        path: Which of its models, where stages have variants; see :meth:`ChosenStep.on_path`.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         threads: Of the processor. For a small model on a machine that has other work one is best: threads that wait
             for each other cost 3 times what they give.
     """
     torch.set_num_threads(threads)
     place = resolve_device(device)
-    chosen = choose_step(directory, step)
+    chosen = choose_step(directory, step).on_path(path)
     family = family_of(chosen.manifest.model)
     model = family.build(family.whole)
     if isinstance(family, LoraFamily):
         install_base(model, frozen_of_all(chosen.manifest, store_of(directory)), place)
-    install_weights(model, load_weights(directory.checkpoints, chosen.step), device=place)
+    weights = load_weights(directory.checkpoints, chosen.step, [spec.name for spec in chosen.specs])
+    install_weights(model, weights, device=place)
     _, tokenizer = run_tokenizer(chosen)
     return Checkpointed(chosen.step, model.to(place).eval(), tokenizer, chosen.manifest, chosen.passed_over, place)
 

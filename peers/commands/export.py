@@ -153,7 +153,7 @@ def _write_weights(
 ) -> tuple[int, int]:
     """Write a file for each part, and where there are several the index of all; return (elements, bytes) of them."""
     family = family_of(chosen.manifest.model)
-    specs = family.parts(chosen.manifest.split)
+    specs = chosen.specs
     names = [f"model-{number:05d}-of-{len(specs):05d}.safetensors" for number in range(1, len(specs) + 1)]
     names = names if len(specs) > 1 else ["model.safetensors"]
     where: dict[str, str] = {}

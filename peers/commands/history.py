@@ -171,7 +171,7 @@ def _fault(record: CloseRecord, fault: PeerFault, before: Roster | None) -> Faul
     until = {peer: record.barred[peer].until for peer in newly_barred(record.barred, record.step).intersection(found)}
     return FaultShown(
         accused=_named([PeerId(fault.accused)], known)[0],
-        part=fault.where,
+        part=fault.where(known),
         microbatch=str(fault.work or ""),
         wrong_say=_named(fault.said(wrong=True), known),
         right_say=_named(fault.said(wrong=False), known),

@@ -119,13 +119,17 @@ def merging_of(base: NamedStep, sites: Sequence[tuple[NamedStep, float]], texts:
 
 def _chosen(named: NamedStep) -> ChosenStep:
     try:
-        return choose_step(named.directory, named.step)
+        chosen = choose_step(named.directory, named.step)
     except ConfigError as error:
         if error.key != "--step":
             raise
         raise ConfigError(
             named.key, named.words, f"a step that is here, {error.allowed}", "Or leave out @STEP."
         ) from None
+    if chosen.manifest.split.variants:
+        raise ConfigError(named.key, named.words, "a run whose stages have no variants", "Leave it out.",
+                          why="it is several models")  # fmt: skip
+    return chosen
 
 
 def _check_fits(base: ChosenStep, site: ChosenStep) -> None:
@@ -305,7 +309,7 @@ def _merged_part(merging: Merging, shares: Shares, spec: PartSpec) -> dict[str, 
 def _tensors(chosen: ChosenStep, names: frozenset[str] | None) -> dict[str, Tensor]:
     """Return tensors of a checkpoint by name, all without ``names``: with those, and one part, in memory."""
     plain, found = plain_family(chosen), dict[str, Tensor]()
-    for spec in plain.parts(chosen.manifest.split):
+    for spec in chosen.specs:
         there = state_of(plain.build(spec)).keys()
         if names is None or names & there:
             check()

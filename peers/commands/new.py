@@ -25,6 +25,7 @@ from peers.session import echo, live, load_identity, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
+from swarm.columns import host_parts
 from swarm.consensus.trials import FEWEST_TRAINERS
 from swarm.disk import size_text
 from swarm.errors import ConfigError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from peers.local.peer_order import PeerOrder
     from peers.sharing.limit_options import Return
     from swarm.config import Manifest
+    from swarm.models.spec import SplitConfig
     from swarm.state.frozen import FrozenStore
 
 
@@ -332,6 +334,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("model", f"{model_parameter_count(model):,} parameters: {family_of(model).described}"),
         ("memory", _memory(manifest)),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.described}; ends {manifest.split.ends}"),
+        *_experts(manifest.split),
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
         ("optimizer", f"{optimizer.described}, learning rate {optimizer.lr:g} after {warmup}"),
         ("averaging", manifest.averaging.described),
@@ -347,6 +350,15 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         *founded.said,
         *_goes_on(founded),
     ]  # fmt: skip
+
+
+def _experts(split: SplitConfig) -> list[tuple[str, str]]:
+    """Return how many variants stages have, and how microbatches find theirs, where any stage has more than one."""
+    if not split.variants:
+        return []
+    by = f"the domain of its trainer: {listed(split.domains)}" if split.route_by == "domain" else "its text"
+    widths = ", ".join(map(str, split.variants))
+    return [("experts", f"{widths} a stage; a microbatch passes one of each, by {by}")]
 
 
 def _memory(manifest: Manifest) -> str:
@@ -424,8 +436,8 @@ def _alone(manifest: Manifest) -> list[tuple[str, str]]:
     start, split = manifest.run.start_when, manifest.split
     if manifest.run.copies:
         return []
-    once = max(0, 2 * split.stages - start.stage_hosts)
-    parts = [count(once, "stage")] if once else []
+    once = max(0, 2 * len(host_parts(split.parts)) - start.stage_hosts)
+    parts = [count(once, "variant" if split.variants else "stage")] if once else []
     frozen = getattr(manifest.model, "lora", None) is not None  # nothing of the ends is trained: anybody makes them
     if split.ends == "private" and start.trainers == 1 and not frozen:
         parts.append("the ends")

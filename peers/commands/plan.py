@@ -59,6 +59,9 @@ def plan_for(
 ) -> PlanReport:
     """Return the plan of a manifest's model for these peers, and ``say`` how far it is. Raises CommandError where no
     layout fits."""
+    if manifest.split.variants:
+        raise ConfigError("split.variants", manifest.split.variants, "none: a plan has one kind of host a stage",
+                          "Plan without them: each takes hosts like those of its stage.")  # fmt: skip
     from peers.plan.work import workload_of  # torch: after both files are known to be right
 
     work = workload_of(manifest)

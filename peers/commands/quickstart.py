@@ -134,6 +134,10 @@ def plan_run(foundation: Foundation, local: LocalOptions) -> QuickstartOptions:
     if of_model and not peers_said:
         document = _lean(document)
     manifest = parse_manifest(pending(document), "quickstart")
+    if manifest.split.route_by == "domain":
+        raise ConfigError("split.route_by", "domain", "a run whose trainers each name theirs",
+                          f"Found it with {command_name()} new, and join it with --domain NAME.",
+                          why="all trainers of a quickstart read one text")  # fmt: skip
     start = manifest.run.start_when
     for name, number in (("--peers", start.stage_hosts), ("--trainers", start.trainers)):
         if number > MOST_PEERS:

@@ -95,7 +95,7 @@ from swarm.events import (
     WorkExcluded,
     WorkWithdrawn,
 )
-from swarm.ids import ENDS, PartName
+from swarm.ids import PartName, stage_of, variant_of
 
 LABEL_WIDTH = 14
 _AT_ONCE = {"Ctrl-C": "; again leaves at once", "swarm drain": "; Ctrl-C twice leaves at once"}
@@ -485,7 +485,10 @@ def _preemption(event: PreemptionWatch | PreemptionNotice) -> str:
 def _part(part: PartName | None) -> str:
     if part is None:
         return "no part of the model"
-    return "the ends (embedding and head)" if part == ENDS else part.replace("stage-", "stage ")
+    if (stage := stage_of(part)) is None:
+        return "the ends (embedding and head)"
+    variant, of = variant_of(part)
+    return f"stage {stage}" + (f", variant {variant} of {of}" if of > 1 else "")
 
 
 def _who(member: dict[str, object]) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from data_shards.build import build_shard, document_text
 from data_shards.documents import rows_of
 from data_shards.manifest import MANIFEST_FILE, REBUILD, ShardManifest, read_manifest
+from data_shards.router import Router
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.lasting import Told, tells_nobody
@@ -241,18 +242,33 @@ def open_shard(path: Path, key: str = DATA, *, anew: bool = False) -> Shard:
         raise ConfigError(key, str(path), f"a whole shard; {cause}", remedy) from None
 
 
-def open_source(manifest: Manifest, path: Path, trainer: PeerId) -> ShardSource:
-    """Open a trainer's private data. Raises ConfigError or StateError naming the path and the remedy."""
-    from data_shards.shard_source import ShardSource  # torch: not for those who only look at data
+def open_source(manifest: Manifest, path: Path, trainer: PeerId, domain: str | None = None) -> ShardSource:
+    """Open a trainer's private data, which is of this ``domain``. Raises ConfigError or StateError naming the path and
+    the remedy."""
+    from data_shards.shard_source import BatchShape, ShardSource  # torch: not for those who only look at data
 
     return ShardSource(
         path,
         trainer=trainer,
-        microbatch_size=manifest.batch.microbatch_size,
-        context=manifest.model.context,
+        shape=BatchShape(manifest.batch.microbatch_size, manifest.model.context, manifest.batch.packing),
         tokenizer=manifest.tokenizer.digest,
-        packing=manifest.batch.packing,
+        by=Router(manifest.split.centres) if manifest.split.route_by == "text" else domain_of(manifest, domain) or 0,
     )
+
+
+def domain_of(manifest: Manifest, name: str | None) -> int | None:
+    """Return which of the run's domains a trainer said that its text is of; None where the run has none. Raises
+    ConfigError for another, and for none where the run asks for one."""
+    split = manifest.split
+    if split.route_by != "domain":
+        if name is not None:
+            how = "finds its experts by its text" if split.route_by else "has no domains"
+            raise ConfigError("--domain", name, "none in this run", "Leave it out.", why=f"the run {how}")
+        return None
+    if name not in split.domains:
+        raise ConfigError("--domain", name, f"one of {', '.join(split.domains)}", "Name what your text is of.",
+                          why="the run's microbatches find their experts by it")  # fmt: skip
+    return split.domains.index(name)
 
 
 def _shuffled_built_in(seed: str) -> list[str]:

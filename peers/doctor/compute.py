@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from swarm.clock import Clock
+from swarm.columns import host_parts
 from swarm.config import Manifest
 from swarm.device import Device, DeviceThread, choose_device, resolve_device
-from swarm.ids import ENDS, PartName
+from swarm.ids import ENDS, PartName, variant_of
 from swarm.membership.part_memory import lacking_memory, part_bytes
 from swarm.membership.rules import spec_of
 from swarm.models.family import PartModule
@@ -194,7 +195,8 @@ class DeviceBench:
         split, start = self._manifest.split, self._manifest.run.start_when
         shares = []
         for spec in self._family.parts(split):
-            replicas = start.trainers if spec.name == ENDS else start.stage_hosts // split.stages
+            each = start.stage_hosts // len(host_parts(split.parts)) * variant_of(spec.name)[1]
+            replicas = start.trainers if spec.name == ENDS else each
             shares.append(self._flops(spec) / max(1, replicas))
         return max(shares) / max(1, self._flops(self._family.whole))
 

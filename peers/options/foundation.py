@@ -274,8 +274,37 @@ class Foundation:
     text: Annotated[
         tuple[FilePath, ...],
         Option(
-            metavar="FILE", of=_NEW,
-            help="Make the tokenizer from this text. Repeat it for more.", default="Python's own"
+            metavar="FILE", of=_NEW, default="Python's own",
+            help="Make the tokenizer from this text, and with --route-by text learn kinds of text. Repeat it for more."
+        ),
+    ] = ()  # fmt: skip
+    variants: Annotated[
+        Annotated[str, matching(r"[1-9][0-9]?(,[1-9][0-9]?)*", "whole numbers with commas, such as 1,4")] | None,
+        Option(
+            metavar="N,…", of=_NEW, manifest="split.variants", default="one",
+            help="Give stages this many experts: a number each, or one number for all but the first.",
+        ),
+    ] = None  # fmt: skip
+    route_by: Annotated[
+        Literal["text", "domain"] | None,
+        Option(
+            of=_NEW, manifest="split.route_by", default="text with --variants",
+            help="Let experts be of kinds of text, which are learnt from --text and --histogram, or of the domains "
+            "that trainers join with.",
+        ),
+    ] = None  # fmt: skip
+    domains: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="NAME", of=_NEW, manifest="split.domains", default="none",
+            help="Name a domain that trainers can join with, in the order of variants. Repeat it for more.",
+        ),
+    ] = ()  # fmt: skip
+    histogram: Annotated[
+        tuple[FilePath, ...],
+        Option(
+            metavar="FILE", of=_NEW, default="none",
+            help="Learn kinds of text from this file of swarm data histogram, too. Repeat it for more.",
         ),
     ] = ()  # fmt: skip
     allow_bad: Annotated[bool, Option(of=_NEW, help="Take --text even if more than 1 % of it cannot be used.")] = False
@@ -293,6 +322,7 @@ class Foundation:
             sizes = [int(size) for size in self.layers_per_stage.split(",")]
             made["split.layers_per_stage"] = sizes
             made["split.stages"] = len(sizes) if self.stages is None else self.stages
+        made["split.variants"] = None  # which takes the number of stages: see peers.founding_files
         if self.own_routes:
             made["split.routes"] = "organisation"
         if self.strangers:

@@ -133,6 +133,14 @@ class PeerOptions:
         Annotated[int, between(0, 511)] | None,
         Option(metavar="N", of=_JOIN, help="Hold this stage.", default="the one with the fewest replicas"),
     ] = None
+    domain: Annotated[
+        Text | None,
+        Option(
+            metavar="NAME", of=_JOIN,
+            help="Train on text of this domain, where the run's microbatches find their experts by it.",
+            default="none",
+        ),
+    ] = None  # fmt: skip
     name: Annotated[
         Name | None,
         Option(

@@ -92,9 +92,10 @@ class LocalPeer:
         await self.endpoint.enter(manifest.run_id)
         options, around = self.settings.options, self.around
         if options.data is not None:
-            around = dataclasses.replace(around, source=open_source(manifest, options.data, self.endpoint.peer))
+            source = open_source(manifest, options.data, self.endpoint.peer, options.domain)
+            around = dataclasses.replace(around, source=source)
         if options.eval is not None:
-            rows = open_source(manifest, options.eval, self.endpoint.peer)
+            rows = open_source(manifest, options.eval, self.endpoint.peer, options.domain)
             around = dataclasses.replace(around, held_out=HeldOutRows(source=rows, every=options.eval_every or 1))
         for service in frozen_services(manifest.model, around.files):
             self.endpoint.mount(service)

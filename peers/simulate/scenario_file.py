@@ -205,6 +205,9 @@ def _work(told: ScenarioFile, manifest: Manifest) -> tuple[Workload, tuple[int, 
     rows = told.rows or work.rows_asked
     if told.microbatches is not None:
         work = replace(work, rows=told.microbatches * rows)
+    if manifest.split.variants:
+        raise ConfigError("model", told.model, "a RUN.toml whose stages have no variants", "Simulate it without them.",
+                          why="the simulator has one kind of host a stage")  # fmt: skip
     stages = manifest.split.stages if told.stages is None else told.stages
     if stages > work.layers:
         remedy = "Name fewer, or a deeper model."

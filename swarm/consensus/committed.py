@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from swarm.columns import Routed
+from swarm.columns import MAX_VARIANTS, Routed
 from swarm.ids import MicrobatchId, PeerId
 from swarm.schema import MAX_COUNT, MAX_LISTED, MicrobatchField, PeerIdField, ShardField
 
@@ -48,6 +48,7 @@ class UnpackedRow(NamedTuple):
     loss_sum: float
     route: tuple[str, ...]
     early: bool
+    choice: int
 
 
 _Packed = tuple[
@@ -59,8 +60,8 @@ _packed: TypeAdapter[Any] = TypeAdapter(_Packed, config=ConfigDict(strict=True))
 _microbatch: TypeAdapter[MicrobatchId] = TypeAdapter(MicrobatchField, config=ConfigDict(strict=True))
 
 _STRETCH = struct.Struct(">HHQQBHI")
-"""Microbatches that follow each other in a shard: trainer, shard, epoch, first position, whether early, hops of each
-route, how many. Each follows with its tokens, its loss and its route."""
+"""Microbatches that follow each other in a shard: trainer, shard, epoch, first position, whether early and twice their
+choice, hops of each route, how many. Each follows with its tokens, its loss and its route."""
 
 
 def _row(hops: int) -> struct.Struct:
@@ -78,7 +79,7 @@ def pack(rows: Sequence[CommittedRow]) -> tuple[Any, ...]:
     for first, stretch in _stretches(rows):
         one, hops = first.microbatch, len(first.route)
         begin = place[one.trainer], shard[one.shard], one.epoch, one.position
-        data.append(_STRETCH.pack(*begin, first.early, hops, len(stretch)))
+        data.append(_STRETCH.pack(*begin, first.early + 2 * first.choice, hops, len(stretch)))
         form = _row(hops)
         data += [form.pack(row.tokens, row.loss_sum, *(place[peer] for peer in row.route)) for row in stretch]
     return tuple(peers), tuple(shards), b"".join(data)
@@ -90,7 +91,7 @@ def _stretches(rows: Sequence[CommittedRow]) -> Iterator[tuple[CommittedRow, lis
     for row in rows:
         if stretch:
             first, last = stretch[0], stretch[-1].microbatch
-            alike = (row.early, len(row.route)) == (first.early, len(first.route))
+            alike = (row.early, row.choice, len(row.route)) == (first.early, first.choice, len(first.route))
             if alike and row.microbatch == last._replace(position=last.position + 1):
                 stretch.append(row)
                 continue
@@ -121,9 +122,12 @@ def unpack(plain: Any, make: Callable[[UnpackedRow], Any]) -> tuple[Any, ...]:
 
 
 def _rows(peers: Sequence[str], shards: Sequence[str], begin: tuple[Any, ...], data: bytes) -> Iterable[UnpackedRow]:
-    trainer, shard, epoch, position, early, hops, count = begin
-    if trainer >= len(peers) or shard >= len(shards) or early > 1:
+    trainer, shard, epoch, position, marks, hops, count = begin
+    if trainer >= len(peers) or shard >= len(shards):
         raise ValueError("a trainer or a shard that the tables have not")
+    choice, early = divmod(marks, 2)
+    if choice >= MAX_VARIANTS:
+        raise ValueError("a choice that there is not")
     first = MicrobatchId(PeerId(peers[trainer]), shards[shard], epoch, position)
     _microbatch.validate_python(first)
     _microbatch.validate_python(first._replace(position=position + count - 1))
@@ -133,4 +137,4 @@ def _rows(peers: Sequence[str], shards: Sequence[str], begin: tuple[Any, ...], d
         if route and max(route) >= len(peers):
             raise ValueError("a hop that the table has not")
         microbatch = first._replace(position=position + number)
-        yield UnpackedRow(microbatch, tokens, loss_sum, tuple(peers[hop] for hop in route), bool(early))
+        yield UnpackedRow(microbatch, tokens, loss_sum, tuple(peers[hop] for hop in route), bool(early), choice)

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import FORGET, Barred, doubled
 from swarm.errors import Advice, Refused, Violation
-from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, MicrobatchId, PartName, PeerId, stage_part
+from swarm.ids import ATTEMPTS_OF_A_WAY, JourneyKey, MicrobatchId, PartName, PeerId, stage_of, stage_part
 from swarm.schema import (
     AFTER_CHARS,
     AfterField,
@@ -60,9 +60,8 @@ class PeerFault(Message):
     accused: PeerIdField
     statements: Annotated[tuple[AuditStatement, ...], Field(max_length=MAX_STATEMENTS)]
 
-    @property
-    def where(self) -> PartName:
-        """Return the part that the accused holds."""
+    def where(self, roster: Roster) -> PartName:
+        """Return the part that the accused held."""
         raise NotImplementedError
 
     @property
@@ -76,7 +75,7 @@ class PeerFault(Message):
 
     def judges(self, roster: Roster) -> tuple[PeerId, ...]:
         """Return whose words count."""
-        return tuple(peer for peer in roster.replicas(self.where) if peer != self.accused)
+        return tuple(peer for peer in roster.replicas(self.where(roster)) if peer != self.accused)
 
     def signed(self, run: str, *, wrong: bool) -> bytes:
         """Return what one of them signs."""
@@ -113,10 +112,10 @@ class HopFault(PeerFault):
         """Return what graphs and waiting work are indexed by."""
         return JourneyKey(self.step, self.microbatch, self.attempt, self.after)
 
-    @property
-    def where(self) -> PartName:
-        """See :class:`PeerFault`."""
-        return stage_part(self.hop)
+    def where(self, roster: Roster) -> PartName:
+        """See :class:`PeerFault`: the stage, or the variant of it that the accused holds."""
+        part = roster.part_of(self.accused)
+        return stage_part(self.hop) if part is None or stage_of(part) != self.hop else part
 
     @property
     def work(self) -> MicrobatchId | None:
@@ -144,8 +143,7 @@ class AveragingFault(PeerFault):
 
     part: PartField
 
-    @property
-    def where(self) -> PartName:
+    def where(self, roster: Roster) -> PartName:
         """See :class:`PeerFault`."""
         return PartName(self.part)
 
@@ -160,8 +158,9 @@ Fault = HopFault | AveragingFault
 
 def auditors(roster: Roster, key: JourneyKey, hop: int, accused: str) -> tuple[PeerId, ...]:
     """Return who judges a hop, in an order that neither who did it nor who asks can choose: the other replicas of its
-    stage, the first MAX_AUDITORS of them."""
-    others = [peer for peer in roster.column(hop) if peer != accused]
+    part, the first MAX_AUDITORS of them."""
+    part = roster.part_of(accused)
+    others = [peer for peer in roster.replicas(part) if peer != accused] if part is not None else []
     drawn = "|".join(map(str, ("audits", key.after, *key.microbatch, hop)))
     return tuple(sorted(others, key=lambda peer: hashlib.sha256(f"{drawn}|{peer}".encode()).digest())[:MAX_AUDITORS])
 
@@ -187,8 +186,8 @@ def check_fault(run: str, roster: Roster, step: int, previous_hash: str, fault: 
     """
     if (fault.step, fault.after) != (step, previous_hash[:AFTER_CHARS]):
         raise Refused(f"it is of step {fault.step} after {fault.after or 'no record'}; step {step} is open")
-    if fault.accused not in roster.replicas(fault.where):
-        raise Refused(f"{fault.accused} is no replica of {fault.where}")
+    if fault.accused not in roster.replicas(part := fault.where(roster)):
+        raise Refused(f"{fault.accused} is no replica of {part}")
     if not fault.is_shown(run, verify):
         raise Violation(f"the receipt of {fault.accused} is forged")
     judges, said = fault.judges(roster), {one.auditor for one in fault.statements}

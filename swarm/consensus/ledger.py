@@ -14,7 +14,6 @@ from swarm.columns import held
 from swarm.consensus.records import MAX_ASIDE, Contribution, Quarantined
 from swarm.errors import Refused, WrongStep
 from swarm.ids import MicrobatchId, PartName, PeerId, StepWork
-from swarm.security.borders import OPEN, Borders
 
 
 def fixed_quota(step: int, trainers: Sequence[PeerId], target: int) -> dict[PeerId, int]:
@@ -265,31 +264,31 @@ def reassigned(
     columns: Sequence[Sequence[PeerId]],
     *,
     computed_again: bool = True,
-    early: Callable[[str], bool] = lambda peer: True,
-    borders: Borders = OPEN,
+    able: Callable[[Contribution, PeerId], bool] = lambda one, peer: True,
 ) -> tuple[Contribution, ...]:
     """The same microbatches, with one of those that are there in each of the ``columns``: what was held by another goes
     to the one that holds least, so that it is computed again by as many as can; or, where nobody computes it again, to
-    each in proportion to what it did, so that their weights stay to each other as they were. Early work goes to those
-    only that ``early`` says can compute it, and all within the ``borders`` of its trainer. Raises Refused when a column
-    is left without."""
+    each in proportion to what it did, so that their weights stay to each other as they were. It goes to those only that
+    are ``able``: who did early work may have moved since. Raises Refused when a column is left without."""
     load = [Counter({peer: 0 for peer in replicas}) for replicas in columns]
+
+    def stays(one: Contribution, column: int, peer: str) -> bool:
+        return peer in load[column] and (not one.early or able(one, PeerId(peer)))
+
     for contribution in committed:
-        for loaded, peer in zip(load, contribution.route, strict=True):
-            if peer in loaded:
-                loaded[PeerId(peer)] += 1
+        for column, (_, peer) in enumerate(zip(load, contribution.route, strict=True)):
+            if stays(contribution, column, peer):
+                load[column][PeerId(peer)] += 1
     did = [Counter[PeerId]() if computed_again else Counter(one) for one in load]
     result = []
     for contribution in committed:
         route = []
         for column, peer in enumerate(contribution.route):
-            if peer not in load[column]:
-                trainer = contribution.microbatch.trainer
-                near = {one: count for one, count in load[column].items() if borders.near(trainer, one)}
-                able = {one: count for one, count in near.items() if not contribution.early or early(one)}
-                if not able:
+            if not stays(contribution, column, peer):
+                there = {one: count for one, count in load[column].items() if able(contribution, one)}
+                if not there:
                     raise Refused(f"nobody is left at stage {column}")
-                peer = _next(able, did[column])
+                peer = _next(there, did[column])
                 load[column][peer] += 1
             route.append(peer)
         changed = tuple(route) != contribution.route

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -83,7 +83,9 @@ def choose_place(
     if wish is not None:
         if not (wished := host_parts(places.parts, (wish,))):
             raise Refused(f"there is no stage {wish}: the run's are 0 to {len(columns(places.parts)) - 1}")
-        return wished[0], "asked for"
+        if len(wished) == 1:
+            return wished[0], "asked for"
+        places = replace(places, parts=wished)  # one of its variants
     held = Counter(member.part for member in roster.members if places.counts(roster, member.peer))
     leaves = Counter(roster[one].part for one in places.leaving if one in roster and places.counts(roster, one))
     counts = {part: 0 if part in places.lost else held[part] - leaves[part] for part in host_parts(places.parts)}
@@ -244,7 +246,8 @@ def _placed(
 
     for host in hosts if wishes else ():
         unplaced = len(hosts) - len(places) - 1
-        for wish in host_parts(fits[host.peer], () if host.stage is None else (host.stage,))[:1]:
+        wished = host_parts(fits[host.peer], () if host.stage is None else (host.stage,))
+        for wish in sorted(wished, key=lambda part: replicas[part])[:1]:
             if unplaced >= sum(not count for part, count in replicas.items() if part != wish):
                 place(host, wish, "asked for")
     for host in sorted(hosts, key=lambda host: len(fits[host.peer])):

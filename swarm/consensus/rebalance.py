@@ -86,6 +86,7 @@ class Balance:
         joining: Those that are let in with this record.
         going: The members that are absent, or leave with it.
         speed: Microbatches a second of each peer; 1 of those that are not named.
+        load: Which share of all microbatches passes a stage, or a variant of one; 1 of those that are not named.
         queues: Work that waits at each peer, for the rule ``swarm`` alone.
         recent: Who moved before.
         last: Whether the run ends with the next step.
@@ -97,6 +98,7 @@ class Balance:
     joining: Mapping[PeerId, PartName] = field(default_factory=dict)
     going: Collection[PeerId] = ()
     speed: Mapping[PeerId, float] = field(default_factory=dict)
+    load: Mapping[PartName, float] = field(default_factory=dict)
     queues: Mapping[PeerId, float] = field(default_factory=dict)
     recent: RecentMoves = NOTHING_MOVED
     last: bool = False
@@ -106,11 +108,15 @@ class Balance:
         return ((peer, part) for peer, part in sorted(self.held.items()) if peer not in self.going)
 
     def capacities(self) -> dict[PartName, float]:
-        """Return what each stage computes from the next step on when nobody moves: the sum of its peers' speeds."""
+        """Return what each stage computes from the next step on when nobody moves: what its peers add to it."""
         found = dict.fromkeys(self.stages, 0.0)
         for peer, part in (*self.staying(), *sorted(self.joining.items())):
-            found[part] += self.speed.get(peer, 1.0)
+            found[part] += self.adds(peer, part)
         return found
+
+    def adds(self, peer: PeerId, part: PartName) -> float:
+        """Return how many of all microbatches a second are served where this peer computes those that pass a stage."""
+        return self.speed.get(peer, 1.0) / self.load.get(part, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +194,7 @@ class _Search:
 
     def __init__(self, balance: Balance, copies: Copied) -> None:
         self.caps = balance.capacities()
-        self._speed = balance.speed
+        self._adds = balance.adds
         self._stay = dict.fromkeys(balance.stages, 0)
         self._into: dict[PartName, dict[PartName, list[PeerId]]] = {part: {} for part in balance.stages}
         self._given: set[PartName] = set()
@@ -212,9 +218,8 @@ class _Search:
     def take(self, path: Sequence[Move]) -> None:
         """The moves of a chain are chosen."""
         for move in path:
-            speed = self._speed.get(move.peer, 1.0)
-            self.caps[move.origin] -= speed
-            self.caps[move.target] += speed
+            self.caps[move.origin] -= self._adds(move.peer, move.origin)
+            self.caps[move.target] += self._adds(move.peer, move.target)
             self._stay[move.origin] -= 1
             self._given.add(move.origin)
             self._got.add(move.target)
@@ -244,18 +249,18 @@ class _Search:
         the one that evens the two ends out best."""
         if origin in self._given or self._stay[origin] < 2:
             return None
-        gone = self._speed.get(path[0].peer, 1.0) if path else 0.0
+        gone = self._adds(path[0].peer, target) if path else 0.0
         gap = (self.caps[origin] - self.caps[low]) / 2
         enough = [
             peer
             for peer in self._into[target][origin]
-            if self._rises(self.caps[target] - gone + self._speed.get(peer, 1.0), low)
+            if self._rises(self.caps[target] - gone + self._adds(peer, target), low)
         ]
-        peer = min(enough, key=lambda one: (abs(self._speed.get(one, 1.0) - gap), one), default=None)
+        peer = min(enough, key=lambda one: (abs(self._adds(one, origin) - gap), one), default=None)
         return None if peer is None else Move(peer, origin, target)
 
     def _spares(self, first: Move, low: PartName) -> bool:
-        return self._rises(self.caps[first.origin] - self._speed.get(first.peer, 1.0), low)
+        return self._rises(self.caps[first.origin] - self._adds(first.peer, first.origin), low)
 
     def _rises(self, capacity: float, low: PartName) -> bool:
         return capacity > self.caps[low] and capacity >= RISE * self.caps[low]

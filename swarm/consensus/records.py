@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from swarm.columns import MAX_VARIANTS
 from swarm.consensus.admissions import ADMISSIONS_BYTES, Admissions
 from swarm.consensus.committed import UnpackedRow, pack, unpack
 from swarm.consensus.faults import BARRED_BYTES, FAULT_BYTES, MAX_BARRED, MAX_FAULTS, Fault
@@ -87,13 +88,15 @@ Cap = Annotated[float, Field(gt=0, lt=1)]
 
 class Contribution(Message):
     """One committed microbatch: its target tokens, its loss, and the replica of each stage that holds its gradient.
-    ``early``: it was computed with the parameters of the record before the one that its step follows."""
+    ``early``: it was computed with the parameters of the record before the one that its step follows. ``choice`` says
+    which variants of stages it passes (:func:`~swarm.columns.takes`)."""
 
     microbatch: MicrobatchField
     tokens: Count
     loss_sum: float
     route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
     early: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    choice: Annotated[int, Field(ge=0, lt=MAX_VARIANTS, exclude_if=operator.not_)] = 0
 
     @property
     def nats(self) -> float:
@@ -413,7 +416,7 @@ def rows_bytes(run: str, step: int, previous: str, rows: Sequence[Contribution],
     ``previous``: what it reported, where all take part but those that are ``absent``."""
     said = [
         f"{'/'.join(map(str, one.microbatch))}:{one.tokens}:{one.loss_sum.hex()}{':early' if one.early else ''}"
-        f":{'/'.join(one.route)}"
+        f":{'/'.join(one.route)}{f':{one.choice}' if one.choice else ''}"
         for one in rows
     ]
     text = "|".join([*said, *sorted(absent)])

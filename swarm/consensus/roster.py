@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
-from swarm.columns import columns
+from swarm.columns import columns, takes
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.slowness import Barred, Slow, dismissed
 from swarm.errors import Advice, Ending, RunEnded
-from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part
+from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part, variant_of
 from swarm.schema import ID_TAIL, BesideField, MachineField, Message, NameField, PartField, PeerIdField, RegionField
 from swarm.security.borders import OPEN, Borders
 
@@ -81,6 +81,7 @@ class Roster:
         self.members = tuple(sorted(members, key=lambda member: member.peer))
         self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
         self._order: tuple[int, tuple[PeerId, ...]] = (-1, ())
+        self._ways: dict[int | None, tuple[tuple[PeerId, ...], ...]] = {}
 
     def __len__(self) -> int:
         return len(self.members)
@@ -143,7 +144,7 @@ class Roster:
         for member in self.members:
             if member.role == "stage" and member.part is not None and member.peer not in out:
                 held.setdefault(self.borders.home(member.peer), set()).add(member.part)
-        return {home for home, parts in held.items() if home and len(parts) == len(self._columns)}
+        return {home for home, parts in held.items() if home and len(parts) == len(self._way(None))}
 
     def feeding(self, out: Container[str] = ()) -> tuple[PeerId, ...]:
         """Return the trainers whose microbatches count without those that are ``out``: who is there, and has a way."""
@@ -209,24 +210,43 @@ class Roster:
         """The replicas of all stages, part by part."""
         return tuple(peer for part in self.parts if part != ENDS for peer in self.replicas(part))
 
-    @cached_property
-    def _columns(self) -> tuple[tuple[PeerId, ...], ...]:
-        return tuple(tuple(peer for part in parts for peer in self.replicas(part)) for parts in columns(self.parts))
+    def _way(self, choice: int | None) -> tuple[tuple[PeerId, ...], ...]:
+        """Return who may stand in each column; with a choice, of stages with variants. Each found once."""
+        if choice not in self._ways:
+            parts = columns(self.parts)
+            taken = [[part for part in each if choice is None or takes(part, choice)] for each in parts]
+            self._ways[choice] = tuple(tuple(peer for part in each for peer in self.replicas(part)) for each in taken)
+        return self._ways[choice]
 
-    def columns(self, out: Container[str] = (), near: str | None = None) -> tuple[tuple[PeerId, ...], ...]:
+    def holds(self, peer: str, choice: int) -> bool:
+        """Return whether microbatches with this choice pass what a member holds."""
+        part = self.part_of(peer)
+        return part is not None and takes(part, choice)
+
+    @cached_property
+    def variants(self) -> Mapping[PeerId, tuple[int, int]]:
+        """Return which variant of its stage, of how many, each host holds of those that have several."""
+        held = ((PeerId(member.peer), variant_of(PartName(member.part))) for member in self.members if member.part)
+        return {peer: each for peer, each in held if each != (0, 1)}
+
+    def columns(
+        self, out: Container[str] = (), near: str | None = None, choice: int | None = None
+    ) -> tuple[tuple[PeerId, ...], ...]:
         """Return who may stand in each column of a route, without those that are ``out``; of a trainer's, who is
-        ``near`` it. Of all it costs nothing: each microbatch is compared with it."""
+        ``near`` it; of one with this ``choice`` of variants. Of all it costs nothing: each microbatch is compared with
+        it."""
+        there = self._way(choice if self.variants else None)
         if near is None and out == ():
-            return self._columns
+            return there
         borders = self.borders if near is not None else OPEN
         return tuple(
-            tuple(peer for peer in replicas if peer not in out and borders.near(near or "", peer))
-            for replicas in self._columns
+            tuple(peer for peer in replicas if peer not in out and borders.near(near or "", peer)) for replicas in there
         )
 
-    def column(self, number: int) -> tuple[PeerId, ...]:
-        """Return who may stand in a column; nobody in one that there is not."""
-        return self._columns[number] if number < len(self._columns) else ()
+    def part_of(self, peer: str) -> PartName | None:
+        """Return what a member holds; None where it holds nothing, or is none."""
+        part = self[peer].part if peer in self else None
+        return None if part is None else PartName(part)
 
     def succession(self, step: int) -> tuple[PeerId, ...]:
         """The order in which peers lead a step: its leader first, then who takes over.

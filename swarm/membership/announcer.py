@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Literal
 
-from swarm.columns import held_columns
+from swarm.columns import held_columns, host_parts
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.membership.memory import unfit_parts
 from swarm.membership.part_memory import MORE_MEMORY
@@ -82,8 +82,8 @@ class Announcer:
             return
         unfit = await asyncio.to_thread(unfit_parts, self._around, settings.role, settings.stage)
         self._unfit = held_columns(unfit)
-        asked = 1 if settings.stage is not None else self._around.manifest.split.stages
-        if len(unfit) >= asked:
+        wished = None if settings.stage is None else (settings.stage,)
+        if len(unfit) >= max(1, len(host_parts(self._around.manifest.split.parts, wished))):
             none = "no stage fits: " if settings.stage is None else ""
             raise RunEnded(none + next(iter(unfit.values())), Ending.MISUSED, remedy=MORE_MEMORY)
 

@@ -145,7 +145,7 @@ def open_bounds(manifest: Manifest, bounds: Bounds, part: TrainedPart, record: C
 
 def _participants(roster: Roster) -> Participants:
     unfed = set(roster.trainers).difference(roster.fed(roster.trainers))
-    return Participants.of(roster.trainers, roster.columns(), roster.borders, unfed)
+    return Participants.of(roster.trainers, roster.columns(), roster.borders, unfed, roster.variants)
 
 
 class StageRole:
@@ -242,6 +242,7 @@ class TrainerRole:
                 wiring=self._wiring,
                 gone=lambda: around.watch.gone.keys(),
                 doubted=lambda: around.watch.doubted,
+                choices=source.choices,
             ),
             events=around.events,
             clock=around.clock,
@@ -281,6 +282,7 @@ class TrainerRole:
         open_boundary(self._manifest, self._specs, record)
         if self._bounds is not None and self.part is not None:
             open_bounds(self._manifest, self._bounds, self.part, record)
+        self._wiring.know_variants(roster.variants)
         self._wiring.know_links(codec_rules(self._manifest).link_seconds(record))
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         if self._peer in roster.unfed:
@@ -342,6 +344,7 @@ class _Reports:
             loss_sum=journey.loss_sum,
             route=journey.route,
             early=journey.early,
+            choice=journey.choice,
         )
         receipts = [SignedReceipt(digest=one.digest, signature=one.signature) for one in journey.receipts]
         await self._leader.complete(journey.key.step, contribution, tuple(receipts))

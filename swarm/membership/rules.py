@@ -190,6 +190,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         parts=manifest.split.parts,
         max_members=record_room(target, stages, MAX_BODY_BYTES, closed=manifest.admission.closed),
         reproducible=manifest.run.reproducible,
+        choices=manifest.split.choices,
         optimizer=manifest.optimizer,
         quorum_grace_s=manifest.run.quorum_grace_s,
         wait_for_lost_s=manifest.run.wait_for_lost_s,

@@ -227,7 +227,8 @@ class Survey:
 
 
 def _heads_for(record: PeerRecord, parts: Sequence[PartName]) -> PartName | None:
-    """The part that a waiting peer has chosen, else one of its wish."""
+    """The part that a waiting peer has chosen, else that of its wish, where this is one."""
     if record.part is not None:
         return PartName(record.part)
-    return None if record.stage is None else next(iter(host_parts(parts, (record.stage,))), None)
+    wished = () if record.stage is None else host_parts(parts, (record.stage,))
+    return wished[0] if len(wished) == 1 else None

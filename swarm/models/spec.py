@@ -5,17 +5,20 @@ Shapes: B microbatch size, T context length, V vocabulary.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from swarm.columns import stage_parts
+from swarm.columns import MAX_VARIANTS, columns, stage_parts
 from swarm.errors import ConfigError
 from swarm.ids import ENDS, PartName
-from swarm.schema import Section
+from swarm.schema import HistogramField, Section
 
 DType = Literal["float32", "bfloat16"]
+
+DOMAIN = r"^[a-z0-9][a-z0-9-]{0,30}$"
 
 
 class ModelConfig(Protocol):
@@ -60,12 +63,33 @@ class SplitConfig(Section):
     """``private``: every trainer holds embedding and head; ``hosted``: the first and the last stage do."""
     routes: Annotated[Literal["any", "organisation"], Field(exclude_if=lambda routes: routes == "any")] = "any"
     """Whom microbatches pass: ``any`` host, or those of the trainer's ``organisation`` alone, as invites name it."""
+    variants: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=MAX_VARIANTS)], ...], Field(max_length=512, exclude_if=operator.not_)
+    ] = ()
+    """Experts of each stage, which begin alike: a microbatch passes one of them, and only that one learns from it.
+    Left out: every stage has one."""
+    route_by: Annotated[Literal["text", "domain"] | None, Field(exclude_if=operator.not_)] = None
+    """How a microbatch finds its experts: ``text`` by what is in it, ``domain`` by what its trainer joined with. The
+    one numbered c passes variant c modulo V of a stage that has V."""
+    domains: Annotated[
+        tuple[Annotated[str, StringConstraints(pattern=DOMAIN)], ...],
+        Field(max_length=MAX_VARIANTS, exclude_if=operator.not_),
+    ] = ()
+    """Names of what trainers bring with ``route_by = "domain"``, in the order of variants."""
+    centres: Annotated[tuple[HistogramField, ...], Field(max_length=MAX_VARIANTS, exclude_if=operator.not_)] = ()
+    """How often tokens are in the text of each choice, by bins that their ids are hashed into: text goes to the
+    nearest. The founder learns them."""
 
     @property
     def parts(self) -> tuple[PartName, ...]:
         """All parts: the stages in order, and last, when they are private, the ends."""
-        stages = stage_parts(self.stages)
+        stages = stage_parts(self.stages, self.variants)
         return stages if self.ends == "hosted" else (*stages, ENDS)
+
+    @property
+    def choices(self) -> int:
+        """Return how many ways there are for a microbatch, by its text or its trainer's domain."""
+        return len(self.domains or self.centres) or 1
 
     @property
     def own_routes(self) -> bool:
@@ -111,8 +135,8 @@ def split_layers(layers: int, split: SplitConfig) -> tuple[PartSpec, ...]:
     Raises ConfigError when the layers do not fit the stages.
     """
     hosted, parts, first = split.ends == "hosted", [], 0
-    for name, count in zip(split.parts, _layers_per_stage(layers, split), strict=False):
-        parts.append(
+    for names, count in zip(columns(split.parts), _layers_per_stage(layers, split), strict=True):
+        parts += [
             PartSpec(
                 name=name,
                 first_layer=first,
@@ -120,7 +144,8 @@ def split_layers(layers: int, split: SplitConfig) -> tuple[PartSpec, ...]:
                 embedding=hosted and first == 0,
                 head=hosted and first + count == layers,
             )
-        )
+            for name in names
+        ]
         first += count
     if not hosted:
         parts.append(PartSpec(name=ENDS, first_layer=0, last_layer=0, embedding=True, head=True))

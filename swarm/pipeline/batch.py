@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import Field
@@ -50,6 +51,10 @@ class Batch(Protocol):
     def positions(self) -> torch.Tensor | None:
         """The place of each input in its document, int64 (B, T), 0 where one begins; None: the rows are a stream."""
 
+    @property
+    def choice(self) -> int:
+        """Which variants of stages it passes: see :func:`~swarm.columns.takes`."""
+
 
 class BatchSource(Protocol):
     """Where a trainer's microbatches come from. Implemented by ``data_shards``, which this package cannot see.
@@ -58,6 +63,10 @@ class BatchSource(Protocol):
     """
 
     shard: str
+
+    @property
+    def choices(self) -> Collection[int]:
+        """Those that its microbatches may have (:attr:`Batch.choice`)."""
 
     def take(self) -> Batch:
         """The next microbatch. Raises StateError when the shard on disk is not what its manifest says."""

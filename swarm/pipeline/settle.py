@@ -87,10 +87,10 @@ class StageSettling:
         context: StageContext,
         table: MicrobatchTable,
         recalls: Recalls,
-        replicas: Callable[[int], Iterable[PeerId]],
+        alike: Callable[[int, PeerId], Iterable[PeerId]],
     ) -> None:
         self._settings, self._context, self._table, self._recalls = settings, context, table, recalls
-        self._replicas = replicas
+        self._alike = alike
         self._computed: dict[StepWork, Callable[[], None]] = {}
         """What is still to be done, in the loop, about work that the device has done: by microbatch."""
 
@@ -167,7 +167,7 @@ class StageSettling:
     async def _first_living(self, stage: int, preferred: PeerId) -> PeerId:
         if stage == self._settings.stage:
             return preferred
-        for peer in (preferred, *sorted(set(self._replicas(stage)) - {preferred})):
+        for peer in dict.fromkeys((preferred, *self._alike(stage, preferred))):
             try:
                 body = ProbeRequest(seconds=0.001)
                 await self._context.endpoint.call(peer, ATTEND, body, timeout_s=LIVING_TIMEOUT_S)

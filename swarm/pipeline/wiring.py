@@ -95,25 +95,31 @@ class Wiring:
         self._gamma = gamma
         self._rng = random.Random(seed)
         self._links: Mapping[PeerId, float] = {}
+        self._variants: Mapping[PeerId, tuple[int, int]] = {}
         self._left_s, self._slowest_s = math.inf, 0.0
         self._stages: list[dict[PeerId, _Replica]] = [{} for _ in stages]
         for stage, peers in enumerate(stages):
             for peer in peers:
                 self.add(stage, peer)
 
-    def replicas(self, stage: int) -> tuple[PeerId, ...]:
-        """The replicas of a stage, those on probation included."""
-        return tuple(self._stages[stage])
+    def replicas(self, stage: int, choice: int | None = None) -> tuple[PeerId, ...]:
+        """The replicas of a stage, those on probation included; with a ``choice`` those of the variant that it leads
+        to."""
+        return tuple(peer for peer in self._stages[stage] if choice is None or self._takes(peer, choice))
 
-    def has_way(self, out: Collection[PeerId]) -> bool:
-        """Return whether every stage has a replica that is not ``out``."""
-        return all(known.keys() - out for known in self._stages)
+    def _takes(self, peer: PeerId, choice: int) -> bool:
+        variant, of = self._variants.get(peer, (0, 1))
+        return choice % of == variant
+
+    def has_way(self, out: Collection[PeerId], choice: int) -> bool:
+        """Return whether every stage has a replica for a choice that is not ``out``."""
+        return all(set(self.replicas(stage, choice)).difference(out) for stage in range(len(self._stages)))
 
     def add(self, stage: int, peer: PeerId) -> None:
         """A replica appeared. It starts level with the least busy one, so that it is not flooded."""
         known = self._stages[stage]
         if peer not in known:
-            known[peer] = _Replica(key=self._lowest(stage))
+            known[peer] = _Replica(key=self._lowest(stage, peer))
 
     def remove(self, stage: int, peer: PeerId) -> None:
         """A replica is gone."""
@@ -129,6 +135,14 @@ class Wiring:
         believed = (one.believed_s for replicas in self._stages for one in replicas.values())
         self._slowest_s = max((*filter(None, believed), *self._links.values()), default=0.0)
 
+    def know_variants(self, variants: Mapping[PeerId, tuple[int, int]]) -> None:
+        """These replicas hold one variant of so many from now on. All of a stage do the same work, so that what one is
+        measured with says something of the others; but a microbatch passes one variant's."""
+        for known in self._stages:
+            for peer in [peer for peer in known if self._variants.get(peer) != variants.get(peer)]:
+                del known[peer]
+        self._variants = variants
+
     def know_links(self, seconds: Mapping[PeerId, float]) -> None:
         """A microbatch keeps these replicas' links busy for so long from now on; those of others are not known, and
         taken to be fast enough."""
@@ -140,13 +154,16 @@ class Wiring:
         its stage, and could not be done with two by then, gets none of it: all others would wait for the last one."""
         self._left_s = left_s
 
-    def choose(self, stage: int, exclude: Collection[PeerId] = (), *, now: float = 0.0) -> tuple[PeerId, str]:
-        """(replica, reason) for the next hop at a stage. O(replicas).
+    def choose(
+        self, stage: int, exclude: Collection[PeerId] = (), *, now: float = 0.0, choice: int = 0
+    ) -> tuple[PeerId, str]:
+        """(replica, reason) for the next hop at a stage, of the variant that a ``choice`` leads to. O(replicas).
 
         Where all who may be chosen are left out, the one that may come back first is tried as soon as it was left alone
         for FIRST_LEAVE_S. Raises Refused when nobody may be chosen now.
         """
-        candidates = {peer: replica for peer, replica in self._stages[stage].items() if peer not in exclude}
+        there = self.replicas(stage, choice)
+        candidates = {peer: self._stages[stage][peer] for peer in there if peer not in exclude}
         free = {peer: replica for peer, replica in candidates.items() if replica.left_out_until <= now}
         if not free and candidates:
             first = min(candidates, key=lambda peer: (candidates[peer].left_out_until, peer))
@@ -156,9 +173,9 @@ class Wiring:
         quick = self._without_stragglers(stage, free)
         lowest = min(replica.key for replica in quick.values())
         # What one is left out of is not owed to it: it would be flooded when it is back.
-        for peer in {*exclude, *free} - quick.keys():
-            if (left_out := self._stages[stage].get(peer)) is not None:
-                left_out.key = max(left_out.key, lowest)
+        for peer in ({*exclude, *free} - quick.keys()).intersection(there):
+            left_out = self._stages[stage][peer]
+            left_out.key = max(left_out.key, lowest)
         chosen = self._rng.choice([peer for peer, replica in quick.items() if replica.key == lowest])
         replica = quick[chosen]
         expected = self._expected(stage, chosen, replica)
@@ -218,7 +235,7 @@ class Wiring:
             replica.tried = False
             if not replica.faulty:
                 replica.leaves.restart()
-            replica.key = max(replica.key, self._lowest(stage))
+            replica.key = max(replica.key, self._lowest(stage, peer))
 
     def refused_as_busy(self, stage: int, peer: PeerId, *, now: float) -> None:
         """It had no room for a hop, which is no fault. Who never has any is left out like one that failed."""
@@ -300,8 +317,9 @@ class Wiring:
             for stage, replicas in enumerate(self._stages)
         ]
 
-    def _lowest(self, stage: int) -> float:
-        keys = [replica.key for replica in self._stages[stage].values() if not replica.on_probation]
+    def _lowest(self, stage: int, like: PeerId) -> float:
+        variant, known = self._variants.get(like), self._stages[stage].items()
+        keys = [one.key for peer, one in known if not one.on_probation and self._variants.get(peer) == variant]
         return min(keys, default=0.0)
 
     def _expected(self, stage: int, peer: PeerId, replica: _Replica) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from swarm.columns import host_parts
 from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
 
@@ -114,7 +115,9 @@ def founding_bytes(model: ModelConfig, split: SplitConfig) -> int:
     his; and of weights that are frozen what :func:`storing_bytes` says of one part after the other."""
     family = family_of(model)
     storing = max(storing_bytes(model, spec) for spec in family.parts(split))
-    return 12 * family.cost(family.whole, model.context).parameters + storing
+    several = split.stages < len(host_parts(split.parts))
+    states = family.parts(split) if several else (family.whole,)
+    return 12 * sum(family.cost(spec, model.context).parameters for spec in states) + storing
 
 
 def storing_bytes(model: ModelConfig, spec: PartSpec) -> int:

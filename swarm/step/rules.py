@@ -48,6 +48,7 @@ class StepRules:
     ``guards``: sums that are far from the others' are left out of means; ``influence``: a microbatch may be so many
     times as long as is usual, 0: as long as it is.
     ``admission`` says who may join.
+    ``choices``: so many ways there are through the variants of stages.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
 
@@ -79,6 +80,7 @@ class StepRules:
     influence: float = 0.0
     tries_trainers: bool = False
     admission: AdmissionPolicy = AdmissionPolicy()
+    choices: int = 1
     how_to_join: HowToJoin = join_words
 
     def quota(self, step: int, trainers: Sequence[PeerId], fed: Sequence[PeerId] | None = None) -> Mapping[PeerId, int]:
@@ -131,12 +133,15 @@ class StepRules:
         if contribution.early and not self.early:
             raise Violation("early work in a run that feeds no step ahead")
         self.check_loss(contribution)
-        there = roster.columns()
+        if contribution.choice >= self.choices:
+            raise Violation(f"choice {contribution.choice} of variants, of which there are {self.choices}")
+        there = roster.columns(choice=contribution.choice)
         if len(contribution.route) != len(there):
             raise Violation(f"a route of {len(contribution.route)} replicas through {len(there)} stages")
         found = None if contribution.early and not settled else stranger(contribution.route, there)
         if found is not None:
-            raise Refused(f"{found[1]} is not a replica of stage {found[0]}")
+            said = f" for choice {contribution.choice} of its variants" if found[1] in roster.variants else ""
+            raise Refused(f"{found[1]} is not a replica of stage {found[0]}{said}")
         roster.borders.check(trainer, contribution.route)
 
     def check_loss(self, contribution: Contribution) -> None:

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_shards.shard_source import ShardSource
+from peers.data.trainer_data import open_source
+from swarm.columns import takes
 from swarm.config import Manifest
 from swarm.consensus.records import Contribution
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.models.dropout import dropout_seed
-from swarm.models.layout import install_weights
+from swarm.models.layout import FlatLayout, install_weights
 from swarm.models.lora import Stored, install_base
 from swarm.models.packing import packed
 from swarm.models.registry import family_of
@@ -34,14 +35,15 @@ from tests.benchmarks._parity_run import Incoherent, TrainedRun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One committed microbatch as the loop sees it: int64 (B, T) tokens, the seed of its dropout, and of packed rows
-    the positions."""
+    """One committed microbatch as the loop sees it: int64 (B, T) tokens, the seed of its dropout, of packed rows the
+    positions, and its choice of stages' variants."""
 
     id: MicrobatchId
     inputs: Tensor
     targets: Tensor
     seed: int
     positions: Tensor | None = None
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,15 +88,14 @@ class Batches:
     """The trainers' shards, opened once more: any microbatch of the ledger by its id."""
 
     def __init__(self, run: TrainedRun) -> None:
-        self._run, manifest = run, run.manifest
+        self._run, domains = run, run.manifest.split.domains
+        chosen = {one.microbatch.trainer: one.choice for record in run.records for one in record.committed}
         self._sources = {
-            member.peer: ShardSource(
+            member.peer: open_source(
+                run.manifest,
                 run.directory.shard(int(member.name.removeprefix("trainer-"))),
-                trainer=PeerId(member.peer),
-                microbatch_size=manifest.batch.microbatch_size,
-                context=manifest.model.context,
-                tokenizer=manifest.tokenizer.digest,
-                packing=manifest.batch.packing,
+                PeerId(member.peer),
+                domains[chosen.get(PeerId(member.peer), 0)] if domains else None,
             )
             for member in run.records[0].members.members
             if member.role == "trainer"
@@ -106,10 +107,10 @@ class Batches:
         source = self._sources[wanted.trainer]
         source.seek((wanted.epoch, wanted.position))
         batch = source.take()
-        if batch.id != wanted:
-            raise Incoherent(f"the ledger names {wanted}, the shard gives {batch.id}")
+        if (batch.id, batch.choice) != (wanted, contribution.choice):
+            raise Incoherent(f"the ledger names {wanted}, the shard gives {batch.id} with choice {batch.choice}")
         seed = dropout_seed(self._run.manifest.run.seed, wanted)
-        return Sample(batch.id, batch.inputs, batch.targets, seed, batch.positions)
+        return Sample(batch.id, batch.inputs, batch.targets, seed, batch.positions, batch.choice)
 
 
 class ExactLoop:
@@ -124,55 +125,82 @@ class ExactLoop:
 
     def __init__(self, manifest: Manifest, files: Path | None = None, base: Mapping[str, Stored] | None = None) -> None:
         """``files`` are the model's, ``base`` the frozen weights of a run that trains adapters."""
-        self._manifest, self._config, self._steps = manifest, manifest.optimizer, manifest.run.steps
+        self._config, self._steps = manifest.optimizer, manifest.run.steps
         family = family_of(manifest.model)
         self._model = family.build(family.whole)
-        self._layout = family.layout(self._model)
-        params = self._layout.flatten(family.initial_weights(manifest.run.seed, files=files))
-        self._state = AdamWState(params, torch.zeros_like(params), torch.zeros_like(params))
-        self._sum = Accumulator(self._layout, "float64", torch.device("cpu"))
+        weights = family.initial_weights(manifest.run.seed, files=files)
+        self._parts = {
+            spec.name: _PartLoop.of(spec.name, family.layout(family.build(spec)), weights)
+            for spec in family.parts(manifest.split)
+        }
         if base is not None:
             install_base(self._model, base, torch.device("cpu"))
-        install_weights(self._model, self._layout.views(params), requires_grad=True)
 
     def step(self, number: int, samples: Sequence[Sample]) -> ReplayedStep:
-        """One optimizer step, counted from 1, on all these microbatches, whose order must not matter."""
-        named = self._model.trained_of()
+        """One optimizer step, counted from 1, on all these microbatches, whose order must not matter. Each has a model
+        of its own, where stages have variants: those that it passes, which alone learn from it."""
         loss_sums, tokens = [], 0
         for sample in samples:
+            install_weights(self._model, self.weights(sample.choice), requires_grad=True)
             with packed(sample.positions):
                 total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
-            gradients = torch.autograd.grad(total, list(named.values()))
-            self._sum.add(sample.id, list(zip(named, gradients, strict=True)))
+            named = self._model.trained_of()
+            gradients = dict(zip(named, torch.autograd.grad(total, list(named.values())), strict=True))
+            for part in self._passed(sample.choice):
+                part.sum.add(sample.id, [(name, gradients[name]) for name in part.names])
+                part.tokens += count
             loss_sums.append(total.item())
             tokens += count
-        mean = torch.from_numpy((self._sum.total.numpy() / float(tokens)).astype(np.float32))
-        clip = clip_factor([float(mean.double().square().sum())], self._config.clip_norm)
+        fed = {name: part for name, part in self._parts.items() if part.tokens and part.names}
+        means = {name: part.mean() for name, part in fed.items()}
+        clip = clip_factor([float(mean.double().square().sum()) for mean in means.values()], self._config.clip_norm)
         numbers = StepNumbers(step=number, lr=scheduled_lr(self._config, number, self._steps), clip=clip)
-        self._state = adamw_step(self._state, mean, self._layout, self._config, numbers)
-        install_weights(self._model, self._layout.views(self._state.params), requires_grad=True)
-        self._sum.reset()
-        return ReplayedStep(tuple(loss_sums), tokens, self._digests(number))
+        for name, part in fed.items():  # the others stay as they are
+            part.state = adamw_step(part.state, means[name], part.layout, self._config, numbers)
+        digests = {str(name): part.closed(number) for name, part in self._parts.items()}
+        return ReplayedStep(tuple(loss_sums), tokens, digests)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Parameters by name; not to be written to."""
-        return self._layout.views(self._state.params)
+    def _passed(self, choice: int) -> list[_PartLoop]:
+        return [part for name, part in self._parts.items() if takes(name, choice)]
 
-    def _digests(self, number: int) -> dict[str, str]:
-        """What the close record says about every part of the cut model: parameters and both moments."""
-        state = self._state
-        params, exp_avg, exp_avg_sq = map(self._layout.views, (state.params, state.exp_avg, state.exp_avg_sq))
-        digests = {}
-        for spec in family_of(self._manifest.model).parts(self._manifest.split):
-            layout = family_of(self._manifest.model).layout(family_of(self._manifest.model).build(spec))
-            snapshot = Snapshot(
-                part=spec.name,
-                step=number,
-                layout=layout,
-                vectors=tuple(layout.flatten(one) for one in (params, exp_avg, exp_avg_sq)),
-            )
-            digests[str(spec.name)] = digest(snapshot)
-        return digests
+    def weights(self, choice: int = 0) -> dict[str, Tensor]:
+        """Parameters by name, of the parts that a choice leads to; not to be written to."""
+        views = [part.layout.views(part.state.params) for part in self._passed(choice)]
+        return {name: weight for part in views for name, weight in part.items()}
+
+
+@dataclass(slots=True, eq=False)
+class _PartLoop:
+    """A part, or one variant of a stage: its state, and what is added up of a step, with the target tokens of that."""
+
+    name: PartName
+    layout: FlatLayout
+    state: AdamWState
+    sum: Accumulator
+    tokens: int = 0
+
+    @staticmethod
+    def of(name: PartName, layout: FlatLayout, weights: Mapping[str, Tensor]) -> _PartLoop:
+        """Return a part with these initial weights."""
+        params = layout.flatten({slot.name: weights[slot.name] for slot in layout.slots})
+        state = AdamWState(params, torch.zeros_like(params), torch.zeros_like(params))
+        return _PartLoop(name, layout, state, Accumulator(layout, "float64", torch.device("cpu")))
+
+    @property
+    def names(self) -> list[str]:
+        """Return those of its parameters."""
+        return [slot.name for slot in self.layout.slots]
+
+    def mean(self) -> Tensor:
+        """Return the gradient of a target token of those that passed it."""
+        return torch.from_numpy((self.sum.total.numpy() / float(self.tokens)).astype(np.float32))
+
+    def closed(self, number: int) -> str:
+        """Forget what was added up. Return what the close record says: parameters and both moments."""
+        self.sum.reset()
+        self.tokens = 0
+        vectors = (self.state.params, self.state.exp_avg, self.state.exp_avg_sq)
+        return digest(Snapshot(part=self.name, step=number, layout=self.layout, vectors=vectors))
 
 
 def clip_factor(squares: Iterable[float], clip_norm: float) -> float:

@@ -213,6 +213,7 @@ class ReadyBatch:
     inputs: torch.Tensor
     targets: torch.Tensor
     positions: torch.Tensor | None = None
+    choice: int = 0
 
 
 class EndlessSource:

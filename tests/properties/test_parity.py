@@ -34,12 +34,13 @@ KILLS = (
     Strike("founder", On("StepClosed", peer="host-0", nth=3), Kill(("bootstrap",))),
     Strike("back", On("StepClosed", peer="host-0", nth=1, after="founder"), Restart("host-1")),
 )
+BACK = Strike("back", On("StepClosed", peer="host-0", nth=5), Restart("host-1"))
 
 
-def lived(root: Path, *strikes: Strike, ends: str = "private") -> tuple[TrainedRun, SimSwarm]:
+def lived(root: Path, *strikes: Strike, hosts: int = 4, **shape: Any) -> tuple[TrainedRun, SimSwarm]:
     """A run in virtual time that kept its invariants whatever struck it, as those who outlived it have it."""
     links = Links.parse({"default": {"latency_ms": 20}})
-    swarm = SimSwarm(root, hosts=4, trainers=2, links=links, split={"stages": 2, "ends": ends}, **SMALL)
+    swarm = SimSwarm(root, hosts=hosts, trainers=2, links=links, **{"split": {"stages": 2}, **SMALL, **shape})
     live_through(swarm, root, *strikes, steps=STEPS, timeout_s=600.0)
     directory = RunDirectory(root)
     for number, shard in enumerate(swarm.shards):
@@ -64,7 +65,7 @@ def differing(run: TrainedRun, records: tuple[CloseRecord, ...]) -> list[tuple[i
 @pytest.mark.promise("replicas equal")
 @pytest.mark.parametrize("ends", ["private", "hosted"])
 def test_run_of_replicas_trains_the_plain_loops_bits(tmp_path: Path, ends: str) -> None:
-    run, _ = lived(tmp_path, ends=ends)
+    run, _ = lived(tmp_path, split={"stages": 2, "ends": ends})
     assert len({record.digests["stage-0"] for record in run.records}) == STEPS + 1, "it does not move"
     assert differing(run, run.records) == []
     # A ledger that is wrong about one microbatch of the first two steps each is seen.
@@ -83,3 +84,15 @@ def test_run_whose_host_trainer_and_founder_are_killed_trains_the_plain_loops_bi
     run, swarm = lived(tmp_path, *KILLS)
     assert {name for name in swarm.peers if swarm.is_dead(name)} == {"host-1", "trainer-1", "bootstrap"}
     assert differing(run, run.records) == []
+
+
+@pytest.mark.promise("variants 0.0 with kills")
+def test_each_variant_of_a_stage_trains_the_bits_of_one_process_on_its_rows(tmp_path: Path) -> None:
+    """Also where a replica dies with what it holds; the one that nobody feeds stays as it began."""
+    split = {"stages": 2, "variants": (1, 3), "route_by": "domain", "domains": ("law", "code", "prose")}
+    sites = {"trainer-0": {"domain": "law"}, "trainer-1": {"domain": "code"}}
+    run, swarm = lived(tmp_path, *KILLS[:1], BACK, hosts=8, split=split, sites=sites)
+    assert swarm.is_dead("host-1")
+    assert differing(run, run.records) == []
+    states = [len({record.digests[f"stage-1.v{each}of3"] for record in run.records}) for each in range(3)]
+    assert states == [STEPS + 1, STEPS + 1, 1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.columns import columns, held_columns, host_parts, passes, replaced, standing_at, stranger
+from swarm.columns import columns, held_columns, host_parts, passes, replaced, stage_parts, standing_at, stranger, takes
 from swarm.consensus.roster import Member, Roster
-from swarm.ids import ENDS, PeerId, stage_part
+from swarm.ids import ENDS, PeerId, stage_part, variant_of
 
 ANN = PeerId("ann")
 A, B, C = map(PeerId, "abc")
@@ -24,6 +24,17 @@ def test_parts_of_some_columns_and_their_columns_are_inverse() -> None:
     assert held_columns(host_parts(PARTS, (2, 10, 11))) == (2, 10)
     assert host_parts(PARTS) == tuple(stage_part(at) for at in range(11))
     assert held_columns((ENDS,)) == ()
+
+
+def test_variants_of_a_stage_stand_in_its_column_in_their_order() -> None:
+    parts = stage_parts(3, (1, 11, 2))
+    eleven = tuple(stage_part(1, variant, 11) for variant in range(11))
+    assert columns(reversed(parts)) == ((stage_part(0),), eleven, (stage_part(2, 0, 2), stage_part(2, 1, 2)))
+    assert host_parts(parts, (2,)) == (stage_part(2, 0, 2), stage_part(2, 1, 2))
+    assert [variant_of(part) for part in (*parts[:3], ENDS)] == [(0, 1), (0, 11), (1, 11), (0, 1)]
+    assert [part for part in parts if takes(part, 12)] == [stage_part(0), stage_part(1, 1, 11), stage_part(2, 0, 2)]
+    assert takes(ENDS, 12)
+    assert stage_parts(2) == stage_parts(2, (1, 1)) == (stage_part(0), stage_part(1)), "one is called as ever"
 
 
 def test_before_the_first_column_and_behind_the_last_stands_the_trainer() -> None:

@@ -11,6 +11,7 @@ from swarm.config import parse_manifest
 from swarm.errors import ConfigError, Ending, OtherWire
 from swarm.membership.rules import late_rules
 from swarm.models.hf.hf_config import canonical
+from swarm.models.spec import split_layers
 
 
 def document(**sections: Any) -> dict[str, Any]:
@@ -328,3 +329,53 @@ def test_hosts_move_only_where_copies_are_kept_also_in_runs_that_feed_steps_earl
     with pytest.raises(ConfigError, match="nobody keeps any") as caught:
         parse_manifest(document(**moving, run={"copies": 0}), "a test")
     assert "Set run.copies = 2" in str(caught.value)
+
+
+FOUR_CENTRES = tuple(tuple(int(byte == each) for byte in range(256)) for each in range(4))
+DOMAINS = {"route_by": "domain", "domains": ("legal", "code", "prose", "tables")}
+
+
+@pytest.mark.parametrize("how", [{"route_by": "text", "centres": FOUR_CENTRES}, DOMAINS])
+def test_variants_make_another_run_whose_stages_have_the_same_layers(how: dict[str, Any]) -> None:
+    start = {"run": {"start_when": {"stage_hosts": 5}}}
+    plain, several = (
+        parse_manifest(document(split=split, **start), "a test") for split in ({}, {"variants": (1, 4), **how})
+    )
+    assert plain.run_id != several.run_id
+    assert several.split.choices == 4
+    stages = split_layers(several.model.layers, several.split)
+    assert [spec.name for spec in stages] == ["stage-0", *(f"stage-1.v{each}of4" for each in range(4)), "ends"]
+    assert len({(spec.first_layer, spec.last_layer) for spec in stages}) == 3
+
+
+@pytest.mark.parametrize(
+    ("split", "key", "words"),
+    [
+        ({"route_by": "text"}, "split.route_by", "Set split.variants"),
+        ({"domains": ("legal",)}, "split.domains", "Set split.variants"),
+        ({"variants": (4,), **DOMAINS}, "split.variants", "2 numbers"),
+        ({"variants": (1, 1), **DOMAINS}, "split.variants", "one above 1"),
+        ({"variants": (1, 65), **DOMAINS}, "split.variants.1", "64"),
+        ({"variants": (1, 2)}, "split.route_by", '"text" or "domain"'),
+        ({"variants": (1, 2), "route_by": "text"}, "split.centres", "at least 2"),
+        ({"variants": (1, 2), "route_by": "text", "centres": FOUR_CENTRES, "domains": ("a",)}, "split.domains", "none"),
+        ({"variants": (1, 5), **DOMAINS}, "split.domains", "at least 5"),
+        ({"variants": (1, 2), "route_by": "domain", "domains": ("law", "law")}, "split.domains", "differ"),
+        ({"variants": (1, 2), "route_by": "domain", "domains": ("law", "Two words")}, "split.domains.1", "small"),
+        ({"variants": (1, 4), **DOMAINS, "centres": FOUR_CENTRES[:3]}, "split.centres", "each of the 4"),
+        (
+            {"variants": (1, 2), "route_by": "text", "centres": ((0,) * 256, FOUR_CENTRES[0])},
+            "split.centres",
+            "no text",
+        ),
+        ({"variants": (1, 2), "route_by": "text", "centres": ((0,) * 255,)}, "split.centres.0", "256"),
+        ({"variants": (1, 4), "routes": "organisation", **DOMAINS}, "split.routes", "every variant"),
+        ({"variants": (2, 4), **DOMAINS}, "run.start_when.stage_hosts", "at least 6"),
+    ],
+)
+def test_variants_that_no_microbatch_finds_or_nobody_holds_are_refused(
+    split: dict[str, Any], key: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_manifest(document(split=split, run={"start_when": {"stage_hosts": 5}}), "a test")
+    assert caught.value.key == key

@@ -141,9 +141,13 @@ const percent = (value) => value === null || value === undefined ? NONE : `${Mat
 const rate = (value) => value === null || value === undefined ? NONE : `${short(value)}B/s`;
 const clock = (at) => at ? new Date(at * 1000).toLocaleTimeString("en-GB") : NONE;
 
+function stageName(part) {
+  return part.replace("stage-", "stage ").replace(/\.v(\d+)of(\d+)/, ", variant $1 of $2");
+}
+
 function partName(part) {
   if (!part) return "no part";
-  return part === "ends" ? "ends (embedding, head)" : part.replace("stage-", "stage ");
+  return part === "ends" ? "ends (embedding, head)" : stageName(part);
 }
 
 function duration(seconds) {
@@ -392,7 +396,7 @@ function logs() {
   };
   keyed(by("churn-log"), newest("churn"), line, (one, entry) => {
     const [words, mood] = WHAT[entry.what];
-    const part = entry.part ? ` (${entry.part.replace("stage-", "stage ")})` : "";
+    const part = entry.part ? ` (${stageName(entry.part)})` : "";
     tell(one, `step ${entry.step}`, `${entry.name} ${words}`, mood, `${part}${entry.why ? `: ${entry.why}` : ""}`);
   });
   keyed(by("moves-log"), newest("moves"), line, (one, entry) => {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from swarm.clock import Clock
 from swarm.columns import passes, standing_at, stranger
@@ -95,12 +96,13 @@ class StageContext:
 @dataclass(frozen=True, slots=True)
 class Participants:
     """Who takes part in a step: whose microbatches are taken, who may stand where on a route, and which of them on one
-    route; of the ``unfed`` trainers none counts."""
+    route; of the ``unfed`` trainers none counts. ``variants`` says of a stage's replicas which hold the same."""
 
     trainers: frozenset[PeerId]
     stages: tuple[frozenset[PeerId], ...]
     borders: Borders = OPEN
     unfed: frozenset[PeerId] = frozenset()
+    variants: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -109,9 +111,14 @@ class Participants:
         stages: Iterable[Iterable[PeerId]],
         borders: Borders = OPEN,
         unfed: Iterable[PeerId] = (),
+        variants: Mapping[PeerId, tuple[int, int]] = MappingProxyType({}),
     ) -> Participants:
         """Return those of a roster's slices."""
-        return cls(frozenset(trainers), tuple(map(frozenset, stages)), borders, frozenset(unfed))
+        return cls(frozenset(trainers), tuple(map(frozenset, stages)), borders, frozenset(unfed), variants)
+
+    def same(self, stage: int, peer: PeerId, other: PeerId) -> bool:
+        """Return whether a peer holds the stage, and the variant of it that another one does."""
+        return peer in self.stages[stage] and self.variants.get(peer) == self.variants.get(other)
 
     def shared(self, peer: PeerId, trainer: PeerId) -> bool:
         """Return whether a replica may get microbatches that count of others than this trainer."""
@@ -132,9 +139,10 @@ class AdmissionRules:
         self.participants = participants
         self._evaluated = 0
 
-    def replicas(self, stage: int) -> frozenset[PeerId]:
-        """Return who holds a stage in the open step."""
-        return self.participants.stages[stage]
+    def alike(self, stage: int, peer: PeerId) -> list[PeerId]:
+        """Return who holds what a replica of a stage holds in the open step."""
+        now = self.participants
+        return sorted(one for one in now.stages[stage] if now.same(stage, one, peer))
 
     # --- rules of all --------------------------------------------------------------------------------------------
 
@@ -350,7 +358,8 @@ class AdmissionRules:
             raise WrongStep(f"stage {stage} is in step {opened}, not {body.hop} in {body.step}")
         after = body.what in ("output", "received")
         neighbour = (self._downstream if after else self._upstream)(body.microbatch.trainer, body.route)
-        if caller not in (neighbour, body.microbatch.trainer, *self.replicas(stage)):
+        beside = self.participants.same(stage, caller, self._context.endpoint.peer)
+        if caller not in (neighbour, body.microbatch.trainer) and not beside:
             raise Refused(f"{body.what} of stage {stage} goes to {neighbour} only")
 
     def audit(self, caller: PeerId, body: Audit) -> None:

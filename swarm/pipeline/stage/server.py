@@ -76,7 +76,7 @@ class StageServer:
         self._auditing = Auditing(settings, context, self._recalls)
         self._sender = Sender(settings, context, self._recalls)
         self._worker = Worker(settings, context, self._table, self._sender, memory, self._send)
-        self._settling = StageSettling(settings, context, self._table, self._recalls, self._rules.replicas)
+        self._settling = StageSettling(settings, context, self._table, self._recalls, self._rules.alike)
 
     # --- what arrives --------------------------------------------------------------------------------------------
 

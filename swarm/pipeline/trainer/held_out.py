@@ -96,14 +96,14 @@ class HeldOut:
             if hop == last and ends is None:
                 payload = b"".join((payload, INT32.encode(batch.targets, going_forward(work))))
             body = Evaluate(step=step, microbatch=batch.id, after=after, hop=hop)
-            answer, payload = await self._ask(body, payload)
+            answer, payload = await self._ask(body, payload, batch.choice)
         if ends is None:
             return answer.loss_sum, answer.tokens
         loss_sum, counted, _, _ = await context.device.run(ends.loss, payload, batch.targets, work)
         return loss_sum, counted
 
-    async def _ask(self, body: Evaluate, payload: Payload) -> tuple[Evaluated, Payload]:
-        context, peer = self._context, self._replica(body)
+    async def _ask(self, body: Evaluate, payload: Payload, choice: int) -> tuple[Evaluated, Payload]:
+        context, peer = self._context, self._replica(body, choice)
 
         async def ask() -> tuple[Evaluated, Payload]:
             return await context.endpoint.call(
@@ -117,8 +117,8 @@ class HeldOut:
 
         return await retry_while_busy(ask, context.clock, within_s=context.send_timeout_s)
 
-    def _replica(self, body: Evaluate) -> PeerId:
-        there = sorted(self._context.replicas.present(body.hop))
+    def _replica(self, body: Evaluate, choice: int) -> PeerId:
+        there = sorted(self._context.replicas.of(None, choice).present(body.hop))
         if not there:
             raise StateError(f"nobody holds stage {body.hop} now")
         return there[body.step % len(there)]

@@ -147,6 +147,7 @@ class FinishedJourney:
 
     key: JourneyKey
     early: bool
+    choice: int
     route: tuple[PeerId, ...]
     tokens: int
     loss_sum: float
@@ -231,7 +232,8 @@ class Journey:
 
     def __init__(self, context: JourneyContext, kept: IssuedMicrobatch, hooks: JourneyHooks) -> None:
         self._context, self._kept, self._hooks = context, kept, hooks
-        self._replicas = context.replicas.of(kept.work.version) if kept.work.early else context.replicas
+        version = kept.work.version if kept.work.early else None
+        self._replicas = context.replicas.of(version, kept.batch.choice)
         self._without, self._differed = frozenset[PeerId](), 0
         self._doubtful: set[int] = set()  # stages of which nobody can say who is right
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -424,6 +426,7 @@ class Journey:
         return FinishedJourney(
             key=self.key,
             early=self._kept.work.early,
+            choice=self._kept.batch.choice,
             route=self.route,
             tokens=counts.tokens,
             loss_sum=counts.loss_sum,

@@ -139,7 +139,7 @@ class ReplicaChoice:
     gone: they are chosen for nothing; ``doubted``, who has not answered it the last time, only where nobody else is
     left, as are those that were proven ``wrong`` in the open step. All are looked at with every decision. ``since`` is
     the first step of replicas that joined: who has not the parameters after ``version`` takes no work that is computed
-    with these."""
+    with these. A microbatch has one ``choice`` of variants, of those in ``choices`` that its trainer's may have."""
 
     wiring: Wiring
     pace: JourneyDeadlines = field(default_factory=JourneyDeadlines)
@@ -149,10 +149,13 @@ class ReplicaChoice:
     wrong: set[PeerId] = field(default_factory=set)
     since: dict[PeerId, int] = field(default_factory=dict)
     version: int | None = None
+    choice: int = 0
+    choices: Collection[int] = (0,)
 
-    def of(self, version: int) -> ReplicaChoice:
-        """Return the choice for work that is computed with these parameters; of all else it is the same."""
-        return replace(self, version=version)
+    def of(self, version: int | None, choice: int) -> ReplicaChoice:
+        """Return the choice for work that is computed with these parameters, of one choice of variants; of all else it
+        is the same."""
+        return replace(self, version=version, choice=choice)
 
     def _out(self) -> set[PeerId]:
         version = self.version
@@ -164,7 +167,7 @@ class ReplicaChoice:
         out = {*tried, *self._out()}
         for left_out in ({*out, *self.doubted(), *self.wrong}, out):
             try:
-                chosen = self.wiring.choose(stage, left_out, now=now)
+                chosen = self.wiring.choose(stage, left_out, now=now, choice=self.choice)
             except Refused:
                 continue
             self.silence.tried(chosen[0])
@@ -173,16 +176,16 @@ class ReplicaChoice:
 
     def takes_part(self, stage: int, peer: PeerId) -> bool:
         """Return whether the open step's roster has that replica at that stage."""
-        return peer in self.wiring.replicas(stage)
+        return peer in self.wiring.replicas(stage, self.choice)
 
     def present(self, stage: int) -> set[PeerId]:
         """The replicas of a stage that are there, as far as we see."""
-        return set(self.wiring.replicas(stage)) - self._out()
+        return set(self.wiring.replicas(stage, self.choice)) - self._out()
 
     def has_way(self) -> bool:
-        """Return whether every stage has a replica that is there, as far as we see. What is leased without would be
-        kept from those who may see more."""
-        return self.wiring.has_way(self._out())
+        """Return whether every stage has a replica that is there, as far as we see, whatever comes next. What is leased
+        without would be kept from those who may see more."""
+        return all(self.wiring.has_way(self._out(), choice) for choice in self.choices)
 
     def follow(self, stages: Sequence[Sequence[PeerId]], since: Mapping[PeerId, int] | None = None) -> None:
         """Know exactly these replicas from now on; ``since`` when says who joined."""

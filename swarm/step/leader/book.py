@@ -84,6 +84,12 @@ class StepBook:
         """Return whether a member has the parameters with which early work of the step is computed."""
         return self.roster.computes(peer, self.step - 2)
 
+    def may_hold(self, one: Contribution, peer: PeerId) -> bool:
+        """Return whether a member of the column may be given a microbatch to compute again: near its trainer, of the
+        variant that it passes, and with the parameters that it is computed with."""
+        near = self.roster.borders.near(one.microbatch.trainer, peer)
+        return near and self.roster.holds(peer, one.choice) and (not one.early or self.computes_early(peer))
+
     def movers(self, before: CloseRecord, out: Collection[PeerId]) -> Mapping[PeerId, PartName]:
         """Return who is to hold which other part after the step, as far as is known now: ``before`` is the record
         before it, and those that are ``out`` do not close it."""

@@ -233,8 +233,7 @@ class StepClose:
             committed,
             self.book.roster.columns(out),
             computed_again=self._context.rules.inner_steps == 1,
-            early=self.book.computes_early,
-            borders=self.book.roster.borders,
+            able=self.book.may_hold,
         )
         return Reconcile(
             step=self.book.step,
@@ -341,7 +340,7 @@ class StepClose:
                         step=record.step,
                         peer=peer,
                         accused=PeerId(fault.accused),
-                        part=fault.where,
+                        part=fault.where(self.book.roster),
                         microbatch=fault.work,
                         by=by,
                         until=record.barred[peer].until if peer in out else 0,

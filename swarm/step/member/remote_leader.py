@@ -168,9 +168,8 @@ class RemoteLeader:
         of those that are ``absent``, or hold that stage no more, may count for others: else a leader could have all of
         its stage's count for itself, and its sum would be the mean."""
         told = self._book.reports if step == self._book.step else {}
-        there = self._at.roster.columns(out=absent)
         for row in rows:
-            known = told.get(row.microbatch)
+            known, there = told.get(row.microbatch), self._at.roster.columns(absent, choice=row.choice)
             if known is None or not is_reassigned(known[0], row, there):
                 return b""
         return sign(rows_bytes(self._at.rules.run, step, self._at.history.head_hash, rows, absent))

@@ -55,8 +55,11 @@ def rules() -> StepRules:
 
 
 def computed_again(out: Sequence[str], *committed: Contribution) -> list[tuple[str, ...]]:
-    stages = BOTH.columns(out)
-    return [one.route for one in reassigned(committed, stages, borders=BOTH.borders)]
+    return [one.route for one in reassigned(committed, BOTH.columns(out), able=at_home(BOTH.borders))]
+
+
+def at_home(borders: Borders) -> Callable[[Contribution, PeerId], bool]:
+    return lambda one, peer: borders.near(one.microbatch.trainer, peer)
 
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
@@ -101,8 +104,8 @@ def test_the_same_at_home_is_not() -> None:
 def test_work_goes_to_hosts_of_the_same_organisation_however_busy_they_are() -> None:
     stages = [[PeerId("a0"), PeerId("a2"), PeerId("b0")], [PeerId("a1"), PeerId("b1")]]
     committed = [done("at", "gone", "a1", position=at) for at in range(4)]
-    borders = Borders(HOMES)
-    assert {one.route for one in reassigned(committed, stages, borders=borders)} == {("a0", "a1"), ("a2", "a1")}
+    near = at_home(Borders(HOMES))
+    assert {one.route for one in reassigned(committed, stages, able=near)} == {("a0", "a1"), ("a2", "a1")}
     assert {one.route[0] for one in reassigned(committed, stages)} == {"a0", "a2", "b0"}
 
 

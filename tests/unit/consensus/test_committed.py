@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.columns import MAX_VARIANTS
 from swarm.consensus import committed as packed_form
 from swarm.consensus.committed import MAX_HOPS, MAX_PEERS, pack
 from swarm.consensus.records import CloseRecord, Contribution
@@ -20,12 +21,13 @@ from tests.harness.rigs.consensus import COMMITTED, record
 
 NAMES = st.sampled_from([f"p{number}" for number in range(6)])
 ROWS = st.builds(
-    lambda trainer, shard, epoch, position, tokens, loss, route, early: Contribution(
+    lambda trainer, shard, epoch, position, tokens, loss, route, early, choice: Contribution(
         microbatch=MicrobatchId(PeerId(trainer), shard * 8, epoch, position),
         tokens=tokens,
         loss_sum=loss,
         route=tuple(route),
         early=early,
+        choice=choice,
     ),
     NAMES,
     st.sampled_from(("00", "ab")),
@@ -35,6 +37,7 @@ ROWS = st.builds(
     st.floats(allow_nan=False, allow_infinity=False),
     st.lists(NAMES, max_size=4),
     st.booleans(),
+    st.sampled_from([0, 0, 1, MAX_VARIANTS - 1]),
 )
 
 
@@ -87,7 +90,7 @@ STRETCH = (1, 0, 0, 7, 0, 1, 1)
 
 
 def said(rows: bytes = ROW, peers: Any = ("A", "T"), shards: Any = ("0" * 16,), **changes: int) -> tuple[Any, ...]:
-    names = ("trainer", "shard", "epoch", "position", "early", "hops", "count")
+    names = ("trainer", "shard", "epoch", "position", "marks", "hops", "count")
     begin = (changes.get(name, value) for name, value in zip(names, STRETCH, strict=True))
     return peers, shards, struct.pack(">HHQQBHI", *begin) + rows
 
@@ -105,7 +108,7 @@ GOOD = said()
         said(epoch=2**53),
         said(position=2**53 - 1),
         said(position=2**53 - 3, count=4, rows=ROW * 4),
-        said(early=2),
+        said(marks=2 * MAX_VARIANTS),
         said(count=0, rows=b""),
         said(count=2),
         said(count=2**32 - 1),

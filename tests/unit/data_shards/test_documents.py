@@ -16,7 +16,7 @@ from data_shards.documents import DocumentRows, pack, rows_of
 from data_shards.draft import Documents, ShardDraft
 from data_shards.packing import StreamRows
 from data_shards.shard import Shard
-from data_shards.shard_source import ShardSource
+from data_shards.shard_source import BatchShape, ShardSource
 from data_shards.stats import packing_of, stats_of
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PeerId
@@ -147,8 +147,10 @@ def test_plan_that_names_other_tokens_is_refused(tmp_path: Path) -> None:
 
 def test_source_packed_by_documents_gives_positions(tmp_path: Path) -> None:
     make(tmp_path, [5, 9, 3] * 20)
-    options = {"trainer": PeerId("T"), "microbatch_size": 4, "context": CONTEXT}
-    stream, documents = ShardSource(tmp_path, **options), ShardSource(tmp_path, packing="documents", **options)
+    stream, documents = (
+        ShardSource(tmp_path, trainer=PeerId("T"), shape=BatchShape(4, CONTEXT, packing))
+        for packing in ("stream", "documents")
+    )
     assert stream.take().positions is None
     batch = documents.take()
     assert batch.positions is not None
@@ -156,7 +158,7 @@ def test_source_packed_by_documents_gives_positions(tmp_path: Path) -> None:
     assert batch.positions.shape == batch.inputs.shape == (4, CONTEXT)
     assert documents.microbatches_per_epoch == 4
     with pytest.raises(ConfigError, match="fill at least 40 rows of 16"):
-        ShardSource(tmp_path, packing="documents", **(options | {"microbatch_size": 40}))
+        ShardSource(tmp_path, trainer=PeerId("T"), shape=BatchShape(40, CONTEXT, "documents"))
 
 
 def test_stats_of_a_shard_with_a_mask(tmp_path: Path) -> None:

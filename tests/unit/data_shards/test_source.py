@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 from data_shards.draft import Documents, ShardDraft
 from data_shards.manifest import TOKENS_FILE
+from data_shards.router import Router, described
 from data_shards.shard import Shard
-from data_shards.shard_source import ShardSource
+from data_shards.shard_source import BatchShape, ShardSource
 from swarm.errors import ConfigError, StateError
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.batch import BatchSource
@@ -18,9 +20,8 @@ from swarm.pipeline.batch import BatchSource
 ME = PeerId("12D3KooWtrainer")
 
 
-def _source(path: Path, **changes: object) -> ShardSource:
-    arguments: dict[str, object] = {"trainer": ME, "microbatch_size": 4, "context": 16}
-    return ShardSource(path, **(arguments | changes))  # type: ignore[arg-type]
+def _source(path: Path, *, microbatch_size: int = 4, context: int = 16, **more: Any) -> ShardSource:
+    return ShardSource(path, trainer=ME, shape=BatchShape(microbatch_size, context), **more)
 
 
 def test_source_satisfies_the_pipelines_protocol(shard_path: Path) -> None:
@@ -79,6 +80,31 @@ def test_source_end_of_epoch_continues_with_the_next(shard_path: Path) -> None:
     source.take()
     assert source.cursor == (1, 0)
     assert source.take().id.epoch == 1
+
+
+def test_source_routed_by_text_gives_microbatches_of_rows_that_are_nearest_to_one_centre(shard_path: Path) -> None:
+    plain = _source(shard_path, microbatch_size=1)
+    rows = [plain.take() for _ in range(plain.microbatches_per_epoch)]
+    router = Router(described(torch.cat([rows[0].inputs, rows[-1].inputs, rows[9].inputs]).numpy()).tolist())
+    expected = [router.choice_of(row.inputs[0].tolist()) for row in rows]
+    source = _source(shard_path, by=router)
+    taken = [source.take() for _ in range(2 * source.microbatches_per_epoch)]
+    assert {batch.choice for batch in taken} == set(expected) == {0, 1, 2}
+    for batch in taken:
+        assert {router.choice_of(row) for row in batch.inputs.tolist()} == {batch.choice}
+    again = _source(shard_path, by=router)
+    again.seek(taken[7].id[2:])
+    batch = again.take()
+    assert (batch.id, batch.choice) == (taken[7].id, taken[7].choice)
+    assert torch.equal(batch.inputs, taken[7].inputs)
+
+
+def test_source_of_one_choice_reads_as_without_any(shard_path: Path) -> None:
+    plain, chosen = _source(shard_path), _source(shard_path, by=3)
+    for _ in range(5):
+        one, other = plain.take(), chosen.take()
+        assert (one.id, one.choice, other.choice) == (other.id, 0, 3)
+        assert torch.equal(one.inputs, other.inputs)
 
 
 def test_source_seek_outside_stays_where_it_was(shard_path: Path) -> None:

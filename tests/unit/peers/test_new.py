@@ -122,6 +122,20 @@ def test_new_blames_no_switch_that_was_not_typed(file: Path) -> None:
     assert caught.value.key == "averaging.guard"
 
 
+def test_new_says_how_microbatches_find_their_experts(file: Path, tokenizer: Path) -> None:
+    file.write_text(
+        "[run]\ncopies = 0\nstart_when = { stage_hosts = 4, trainers = 2 }\n"
+        '[split]\nvariants = [1, 2]\nroute_by = "domain"\ndomains = ["law", "code"]\n'
+    )
+    made = founded(Foundation(file=file, tokenizer=tokenizer))
+    told = dict(summary(made))
+    by = "by the domain of its trainer: law and code"
+    assert told["experts"] == f"1, 2 a stage; a microbatch passes one of each, {by}"
+    assert told["on one machine"].startswith("only, at the start: 2 variants; ")
+    file.write_text(render_manifest(made.manifest))
+    assert load_manifest(file).run_id == made.manifest.run_id
+
+
 def test_new_says_which_parts_one_peer_alone_will_hold(file: Path, tokenizer: Path) -> None:
     file.write_text("[run]\ncopies = 0\nstart_when = { stage_hosts = 3, trainers = 1 }\n")
     told = dict(summary(founded(Foundation(file=file, tokenizer=tokenizer))))

@@ -92,6 +92,24 @@ def test_wiring_chooses_a_replica_twice_as_fast_twice_as_often() -> None:
     assert chosen[A] == pytest.approx(2 * chosen[B], rel=0.02)
 
 
+def test_wiring_chooses_among_the_replicas_of_a_microbatchs_variant_and_floods_no_newcomer_to_it() -> None:
+    a2, b2 = PeerId("a2"), PeerId("b2")
+    wiring, variants = Wiring([[A, B]], seed=1), {A: (0, 2), B: (1, 2), a2: (0, 2), b2: (1, 2)}
+    wiring.know_variants(variants)
+    wiring.follow([[A, B]])
+    for _ in range(100):
+        assert [wiring.choose(0, choice=choice)[0] for choice in (0, 2, 4, 1)] == [A, A, A, B]
+    wiring.follow([[A, B, a2, b2]])
+    chosen = Counter(wiring.choose(0, choice=2)[0] for _ in range(20))
+    assert chosen == {A: 10, a2: 10}
+    assert [wiring.has_way({B}, choice) for choice in range(4)] == [True] * 4
+    assert [wiring.has_way({B, b2}, choice) for choice in range(4)] == [True, False, True, False]
+    wiring.know_variants({**variants, a2: (1, 2)})  # it moved
+    wiring.follow([[A, B, a2, b2]])
+    assert wiring.replicas(0, 0) == (A,)
+    assert wiring.replicas(0, 1) == (B, b2, a2)
+
+
 def test_wiring_follows_a_replica_that_slows_down() -> None:
     wiring = Wiring([[A, B]], seed=1)
     choices(wiring, {A: 1.0, B: 1.0}, 50)

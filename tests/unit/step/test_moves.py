@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from swarm.models.spec import TensorSpec
 from swarm.step.boundary_codecs import FILLED_SHARE, CodecRules
 from swarm.step.messages import Propose
 from swarm.step.moves import MoveRules
-from tests.harness.rigs.consensus import admission, departure, listed, record
+from tests.harness.rigs.consensus import COMMITTED, admission, departure, listed, record
 from tests.unit.step.test_member import brought_to
 
 STEPS, STAGES = 100, 3
@@ -67,6 +68,19 @@ def test_stage_that_loses_hosts_gets_one_with_the_record_that_names_them() -> No
     assert after(before, changes, moves)["stage-2"] >= 2
     assert min(after(before, changes, moves).values()) >= 2
     assert not RULES.planned(before, NO_CHANGES)
+
+
+def test_variant_that_more_microbatches_pass_gets_more_hosts() -> None:
+    few, many = stage_part(1, 0, 2), stage_part(1, 1, 2)
+    parts = {"0": stage_part(0), "few": few, "many": many}
+    members = [listed(f"{at}{n}", part=part) for at, part in parts.items() for n in range(6 if at == "0" else 3)]
+    passed = tuple(COMMITTED[0].model_copy(update={"choice": int(at > 0)}) for at in range(8))
+    before = record(roster=(*members, listed("T", "trainer", "ends")), committed=passed)
+    rules = replace(RULES, parts=tuple(parts.values()), copies=8)
+    moved = rules.planned(before, NO_CHANGES)
+    assert {(peer[:3], part) for peer, part in moved.items()} == {("few", many)}
+    evenly = before.model_copy(update={"committed": passed[:2]})
+    assert not rules.planned(evenly, NO_CHANGES)
 
 
 def test_who_leaves_counts_no_more_and_who_joins_counts_already() -> None:

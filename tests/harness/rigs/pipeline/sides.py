@@ -93,12 +93,14 @@ class FakeBatch:
     inputs: torch.Tensor
     targets: torch.Tensor
     positions: torch.Tensor | None = None
+    choice: int = 0
 
 
 class FakeSource:
     """Microbatches without end."""
 
     shard = "00" * 8
+    choices = (0,)
 
     def __init__(self) -> None:
         self._next = 0

@@ -1,0 +1,85 @@
+"""Stages with variants among real processes: trainers join by domain, a host is killed, each path is a model."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from peers.home.run_directory import RunDirectory
+from swarm.config import load_manifest
+from swarm.ids import stage_part
+from tests.benchmarks._parity_run import TrainedRun, read_history
+from tests.harness.by_hand import LOCAL, by_hand
+from tests.properties.test_parity import differing
+
+pytestmark = [pytest.mark.process, pytest.mark.long]
+
+STEPS, CODE = 40, stage_part(1, 1, 2)
+DOMAINS = {"law": "The party of the first part shall, ", "code": "for (i = 0; i < n; i++) { x[i] += "}
+RUN = f"""
+[run]
+name = "hand"
+steps = {STEPS}
+reproducible = true
+copies = 0
+start_when = {{ stage_hosts = 6, trainers = 2 }}
+[model]
+vocab_size = 300
+dim = 16
+layers = 2
+heads = 2
+context = 16
+[split]
+stages = 2
+ends = "hosted"
+variants = [1, 2]
+route_by = "domain"
+domains = ["law", "code"]
+[batch]
+microbatch_size = 2
+microbatches_per_step = 4
+"""
+
+
+def test_each_variant_has_the_bits_of_one_process_on_its_rows_though_a_host_of_one_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+    with by_hand(tmp_path) as hand:
+        founder = hand.start("new", str(tmp_path / "run.toml"), "--listen", "/ip4/127.0.0.1/tcp/0")
+        invite = str(founder.wait_event("Invited")["invite"])
+        hosts = [hand.start("join", invite, "--role", "stage", *LOCAL) for _ in range(6)]
+        stranger = hand.run("join", invite, "--role", "trainer", "--domain", "poems", *LOCAL)
+        assert (stranger.returncode, "one of law, code" in stranger.stderr) == (2, True), stranger.stderr
+        trainers = []
+        for number, (domain, words) in enumerate(DOMAINS.items()):
+            text = tmp_path / f"{domain}.txt"
+            text.write_text("\n\n".join(f"{words}{n} and {7 * n}." * 6 for n in range(80)))
+            who = ("--name", f"trainer-{number}", "--place", f"t{number}", "--domain", domain)
+            trainers.append(hand.start("join", invite, "--role", "trainer", "--data", str(text), *who, *LOCAL))
+        code = [host for host in hosts if host.wait_event("PeerReady")["part"] == CODE]
+        trainers[1].wait_step(3)
+        code[0].process.send_signal(signal.SIGKILL)
+        assert [one.end()[0] for one in (founder, *trainers)] == [0, 0, 0]
+        records = read_history(max(hand.home.rglob("history.jsonl"), key=lambda path: path.stat().st_size))
+        code_hosts = [record.members.replicas(CODE) for record in records]
+        assert (len(code_hosts[0]), len(code_hosts[-1])) == (2, 1), "one was killed"
+        again = RunDirectory(tmp_path / "again")
+        for number in range(2):
+            (shard,) = {path for path in hand.home.rglob("shard") if f"t{number}" in path.parts}
+            again.shard(number).parent.mkdir(parents=True, exist_ok=True)
+            again.shard(number).symlink_to(shard)
+        manifest = load_manifest(next(hand.home.rglob("run.toml")))
+        assert differing(TrainedRun(manifest=manifest, directory=again, records=records), records) == []
+        run = ("--run", manifest.run_id[:12])
+        for domain in DOMAINS:
+            made = hand.run("export", "--out", str(tmp_path / domain), "--path", domain, *run)
+            assert made.returncode == 0, made.stderr
+        unsaid = hand.run("export", "--out", str(tmp_path / "any"), *run)
+        assert (unsaid.returncode, "one of law, code" in unsaid.stderr) == (2, True)
+    first, second = (
+        [(tmp_path / domain / f"model-0000{part}-of-00002.safetensors").read_bytes() for domain in DOMAINS]
+        for part in (1, 2)
+    )
+    assert first[0] == first[1], "both paths share the first stage"
+    assert second[0] != second[1]

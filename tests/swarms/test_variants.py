@@ -1,0 +1,53 @@
+"""Stages of which there are several variants: microbatches pass one, and only its replicas judge each other."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_shards.histogram import pieces_of
+from data_shards.router import Points, learn
+from data_shards.shard import Shard
+from peers.simulate.sim_swarm import SimSwarm
+from swarm.consensus.records import CloseRecord
+from swarm.events import HopAudited
+from swarm.models.spec import SplitConfig
+from swarm.sim.loop import run_world
+
+SHAPE: dict[str, Any] = {
+    "hosts": 6,
+    "trainers": 2,
+    "split": {"stages": 2, "variants": (1, 2), "route_by": "domain", "domains": ("law", "code")},
+    "sites": {"trainer-0": {"domain": "law"}, "trainer-1": {"domain": "code"}},
+}
+
+
+def records(swarm: SimSwarm) -> list[CloseRecord]:
+    return [CloseRecord.model_validate_json(json.dumps(one)) for one in swarm.history()]
+
+
+def test_rows_of_two_kinds_of_one_trainers_text_pass_two_variants(tmp_path: Path) -> None:
+    law = [f"The party of the first part shall {n} times pay the party of the second part. " * 9 for n in range(20)]
+    code = [f"for (i = {n}; i < n; i++) {{ x[i] += y[{n}]; }} // {n}\n" * 9 for n in range(20)]
+    swarm = SimSwarm(tmp_path, hosts=4, documents=[law + code], run={"steps": 3})
+    pieces, _ = pieces_of(iter([Shard.open(swarm.shards[0]).tokens]), swarm.manifest.model.context)
+    centres = learn(Points(pieces, np.ones(len(pieces), np.int64)), 2, seed=0)
+    split = SplitConfig(variants=(1, 2), route_by="text", centres=centres)
+    swarm.manifest = swarm.manifest.model_copy(update={"split": split})
+    run_world(swarm.run())
+    for before, record in pairwise(records(swarm)):
+        assert {one.choice for one in record.committed} == {0, 1}
+        assert all(before.members.holds(one.route[1], one.choice) for one in record.committed)
+
+
+@pytest.mark.parametrize("ends", ["private", "hosted"])
+def test_hops_are_computed_again_by_replicas_of_the_same_variant_and_found_right(tmp_path: Path, ends: str) -> None:
+    more = {"split": SHAPE["split"] | {"ends": ends}, "verify": {"audit": 1.0}, "run": {"steps": 2}}
+    swarm = SimSwarm(tmp_path, **SHAPE | more)
+    run_world(swarm.run())
+    assert {event.outcome for event in swarm.events(HopAudited)} == {"passed"}
