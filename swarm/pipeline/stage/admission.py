@@ -358,8 +358,7 @@ class AdmissionRules:
             raise WrongStep(f"stage {stage} is in step {opened}, not {body.hop} in {body.step}")
         after = body.what in ("output", "received")
         neighbour = (self._downstream if after else self._upstream)(body.microbatch.trainer, body.route)
-        beside = self.participants.same(stage, caller, self._context.endpoint.peer)
-        if caller not in (neighbour, body.microbatch.trainer) and not beside:
+        if caller not in (neighbour, body.microbatch.trainer, *self.alike(stage, self._context.endpoint.peer)):
             raise Refused(f"{body.what} of stage {stage} goes to {neighbour} only")
 
     def audit(self, caller: PeerId, body: Audit) -> None:
