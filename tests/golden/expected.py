@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-BASE = "c490974235f6076f015f82d40d8b4428b1b36afc"
+BASE = "3d198aec0f85c941148f811b26319b24a9430b42"
 """The commit that everything is compared with: the last that changed what peers do. It plays today's stories with its
 own ``names.py``."""
 
@@ -40,9 +40,4 @@ class Expected:
         return self.what == what and fnmatchcase(name, self.name)
 
 
-_APART = "who takes a hop over computes its forward apart from its backward: the seconds differ in the last bit"
-EXPECTED: tuple[Expected, ...] = (
-    Expected("events", "kill-copy", "JourneyCompleted", _APART),
-    Expected("events", "pause-long", "JourneyCompleted", _APART),
-    Expected("events", "*", "HopMoved", "it says whether who was asked refused what it was given"),
-)
+EXPECTED: tuple[Expected, ...] = ()
