@@ -103,7 +103,7 @@ def _chain(run: RunContext) -> RunChain:
     handover = ResidualHandover(run, holding)
     allreduce = AllReduce(endpoint, clock, signing=Signing(around.identity.sign))
     opens = (lead, mixing, holding, handover)  # with every step, in this order
-    following = Following(run, holding, opens, copying, observers, (quorum, missing))
+    following = Following(run, holding, opens, copying, observers)
     average = Rounds(
         me=endpoint.peer,
         averaging=manifest.averaging,

@@ -27,13 +27,6 @@ from swarm.step.lateness import lacking, owed_tokens
 MOVED, CALLED = "all that held it are lost, and a copy was here", "it had the least capacity, and a copy was here"
 
 
-class Onlooker(Protocol):
-    """Judges anew who is there with every record that names this peer."""
-
-    def look(self) -> None:
-        """Judge once."""
-
-
 class OpensWithStep(Protocol):
     """Begins anew with every step."""
 
@@ -54,10 +47,9 @@ class Following:
         opens: Sequence[OpensWithStep],
         copying: Copying,
         observers: ObserverService,
-        onlookers: Sequence[Onlooker],
     ) -> None:
         self._run, self._at, self._holding, self._opens = run, run.position, holding, opens
-        self._copying, self._observers, self._onlookers = copying, observers, onlookers
+        self._copying, self._observers = copying, observers
         self.events = StepEvents(run)
         self._was_member, self._has_been_ready = False, False
         self._since = run.around.clock.monotonic()
@@ -167,8 +159,6 @@ class Following:
         if inside:
             self._run.learn(roster)
             watch.follow(self._at.forking.watched(roster), roster.lives)
-            for onlooker in self._onlookers:
-                onlooker.look()
         if me in roster and not inside:
             return lacks  # an earlier life of this peer is in it, for which it votes at most
         for each in self._opens:

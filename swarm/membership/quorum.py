@@ -6,18 +6,40 @@ member says who must come (:class:`MissingReplicas`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swarm.consensus.acceptor import has_majority
 from swarm.consensus.branches import Fork
 from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, voters
 from swarm.events import LineageBegan, QuorumBack, QuorumLost
+from swarm.health.watch import HealthWatch
+from swarm.ids import PeerId
 from swarm.membership.run import RunContext
 from swarm.step.blocked import awaited_holders, awaited_majority, awaited_near, awaited_word
 from swarm.step.leader.provisional import may_go_on_alone
+from swarm.step.member.position import Position
+from swarm.waiting import first_done
+
+
+async def _judging(look: Callable[[], None], watch: HealthWatch, at: Position) -> None:
+    """Look whenever somebody is gone or back, and whenever this member stands elsewhere: in another step, under another
+    leader, cut off or not any more. Until cancelled; raises what a decided step failed with."""
+
+    def stands() -> tuple[int, PeerId, str]:
+        return at.open_step, at.leader, at.cut_off
+
+    async def once() -> None:
+        seen, changed = stands(), watch.changed()
+        look()
+        await first_done(changed, at.news.wait(lambda: stands() != seen))
+
+    while True:
+        await once()
 
 
 class Quorum:
-    """One member's view, judged anew whenever somebody is gone or back.
+    """One member's view, judged anew as :func:`_judging` has it.
 
     What it says is for people and logs: a step is decided by who answers, not by who is believed to be there. Without a
     majority for ``quorum_grace_s`` those that are there go on provisionally, 0: never (see
@@ -33,9 +55,7 @@ class Quorum:
 
     async def run(self) -> None:
         """Judge until cancelled."""
-        while True:
-            self.look()
-            await self._watch.changed()
+        await _judging(self.look, self._watch, self._at)
 
     def look(self) -> None:
         """Judge once, and say what has changed."""
@@ -79,7 +99,7 @@ class Quorum:
 
 
 class MissingReplicas:
-    """One member's view, judged anew whenever somebody is gone or back, and with every decision.
+    """One member's view, judged anew as :func:`_judging` has it.
 
     Only for people: the step's leader decides what is done about it (``swarm.step.leader.rescue``), and says so itself,
     for it has asked whether copies are there.
@@ -93,9 +113,7 @@ class MissingReplicas:
 
     async def run(self) -> None:
         """Judge until cancelled."""
-        while True:
-            self.look()
-            await self._watch.changed()
+        await _judging(self.look, self._watch, self._at)
 
     def look(self) -> None:
         """Judge once, and say what has changed."""

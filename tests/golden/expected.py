@@ -40,4 +40,6 @@ class Expected:
         return self.what == what and fnmatchcase(name, self.name)
 
 
-EXPECTED: tuple[Expected, ...] = ()
+EXPECTED: tuple[Expected, ...] = (
+    Expected("events", "cut-few", "QuorumBack", "who is cut off says at once that others decide"),
+)
