@@ -36,6 +36,7 @@ SAID: dict[str, Any] = {
     "model_files": "model",
     "from_hub": True,
     "stage": 3,
+    "domain": "legal",
     "name": "brave-otter",
     "place": "2",
     "home": "/h",
@@ -67,7 +68,7 @@ SAID: dict[str, Any] = {
     "report_dir": "reports",
 }
 """A value of each that is not its default, as a file has it."""
-BESIDE = {"eval": {"role": "trainer"}, "preemption_url": {"preemption": "auto"}}
+BESIDE = {"eval": {"role": "trainer"}, "domain": {"role": "trainer"}, "preemption_url": {"preemption": "auto"}}
 """What a setting needs that others have said."""
 WRONG: dict[str, Any] = {
     "invite": "x" * 9000,
@@ -82,6 +83,7 @@ WRONG: dict[str, Any] = {
     "model_files": "",
     "from_hub": "perhaps",
     "stage": "512",
+    "domain": "",
     "name": "No Name",
     "place": "x" * 9000,
     "home": "",
