@@ -226,7 +226,8 @@ class StageCompute:
         _check_step(self.part, material.work)
         arrived, norm = None, None
         if material.gradient is not None:
-            arrived = self._arrived(material)
+            arrived, length = self._arrived(material)
+            self.bounds.came(material.work, length)
             norm = None if self.bounds.on(material.work) or sender is None else _length(arrived)
         yield
         _check_step(self.part, material.work)
@@ -238,8 +239,8 @@ class StageCompute:
         far = 0.0 if sender is None else self.bounds.far(material.work, sender)
         return replace(self._contributed(material, result, ready), far=far), result.rest
 
-    def _arrived(self, material: Material) -> torch.Tensor:
-        """The gradient that came, scaled down where it is too long."""
+    def _arrived(self, material: Material) -> tuple[torch.Tensor, float]:
+        """See :meth:`Bounds.arrived`."""
         work, payload = material.work, material.gradient or b""
         return self.bounds.arrived(work, self._specs.arrive(payload, self._device, "backward", work.ready_in))
 
@@ -297,7 +298,7 @@ class StageCompute:
             _check_loss(loss_sum, tokens, self.most_loss)
         elif material.gradient is not None:
             if gradient is None:
-                gradient = self._arrived(material)
+                gradient, _ = self._arrived(material)
             if graph is None:
                 inputs, rows = self._input(material.input, material.first, material.work.ready_in)
                 with _heeding(rows):
@@ -367,7 +368,10 @@ class EndsCompute:
 
     def _arrived(self, payload: Payload, work: StepWork) -> torch.Tensor:
         """The gradient that came, scaled down where it is too long."""
-        return self.bounds.arrived(work, self._specs.arrive(payload, self._device, "backward", work.ready_in))
+        came = self._specs.arrive(payload, self._device, "backward", work.ready_in)
+        gradient, length = self.bounds.arrived(work, came)
+        self.bounds.came(work, length)
+        return gradient
 
     def replay(self, material: EndsMaterial) -> None:
         """Add a microbatch from what was retained, if it is not in its step's sum."""
@@ -461,13 +465,18 @@ class Bounds:
         """Return whether work is bounded."""
         return work.version in self._usual
 
-    def arrived(self, work: StepWork, gradient: torch.Tensor) -> torch.Tensor:
-        """Return a gradient that came, no longer than it may be."""
+    def arrived(self, work: StepWork, gradient: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Return a gradient that came, no longer than it may be, and how long it was; 0.0 where nothing is bounded.
+        Nothing is kept: who judges another's work may do the same itself."""
         if (usual := self._usual.get(work.version)) is None:
-            return gradient
-        length = self._came.setdefault(work.step, {})[work] = _length(gradient)
-        most = self._most(usual[1])
-        return gradient if length <= most else gradient * (most / length)
+            return gradient, 0.0
+        length, most = _length(gradient), self._most(usual[1])
+        return (gradient if length <= most else gradient * (most / length)), length
+
+    def came(self, work: StepWork, length: float) -> None:
+        """What is added here of work is computed from a gradient that was so long."""
+        if self.on(work):
+            self._came.setdefault(work.step, {})[work] = length
 
     def far(self, work: StepWork, sender: PeerId) -> float:
         """Return how many times as long as usual the gradient was that came from ``sender``, where it is the one by

@@ -529,6 +529,20 @@ async def test_what_a_replica_sent_to_nobody_it_gives_who_judges_it() -> None:
         assert (await asked(crew, A1)).verdict == "right"
 
 
+async def test_judging_changes_nothing_of_what_the_judge_adds_of_the_same_microbatch() -> None:
+    crew, work = await Crew.of(THREE), StepWork(1, microbatch(0))
+    crew.side.context.replicas.gone = lambda: {A1, A2}
+    did, judges = (crew.replicas[peer].compute.bounds for peer in (A, A1))
+    for bounds in (did, judges):
+        bounds.open(0, (1.0, 1e9), 1.0)
+    async with crew.working():
+        await FakeLeader(1).fed_by(crew.side.trainer)
+        judges.came(work, 0.25)
+        before = judges.of(work)
+        assert (await asked(crew, A1)).verdict == "right"
+        assert judges.of(work) == before != did.of(work)
+
+
 class Less(CheapPart):
     """Takes nearly as much away as comes, or less."""
 

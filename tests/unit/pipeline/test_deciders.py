@@ -317,8 +317,9 @@ def test_gate_refuses_the_500_fold_of_what_is_usual_and_no_honest_norm() -> None
 def come(bounds: Bounds, position: int, length: float, sender: PeerId, step: int = 5) -> tuple[float, float]:
     """How long a gradient is that came with this length, and what is told of its sender."""
     work = StepWork(step, MicrobatchId(PeerId("t"), "00" * 8, 0, position))
-    kept = float(bounds.arrived(work, torch.full((1,), length)).abs().sum())
-    return kept, bounds.far(work, sender)
+    gradient, long = bounds.arrived(work, torch.full((1,), length))
+    bounds.came(work, long)
+    return float(gradient.abs().sum()), bounds.far(work, sender)
 
 
 def test_bounds_scale_down_what_is_too_long_and_tell_of_who_sends_it_again_and_again() -> None:
