@@ -174,10 +174,11 @@ def _differs(seals: Seals, across: Across, between: tuple[Shown, Shown]) -> Diff
         return None
     anew = {peer for peer in sender.named if seals.sealed_by(peer, across.again, came)}
     by = anew or {peer for peer in sender.named if seals.sealed_by(peer, across, came)}
-    if not by:
+    trainer = across.key.microbatch.trainer
+    if not by and receiver.replica != trainer:
         return Differing(across.hop, receiver.replica, why)
-    if sender.replica == (trainer := across.key.microbatch.trainer):
+    if sender.replica == trainer:
         return None
-    unsure = anew or any(len(one.named) > 1 or one.again for one in between)
+    unsure = anew or (by and any(len(one.named) > 1 or one.again for one in between))
     among = frozenset([*by, sender.replica, receiver.replica]) - {trainer} if unsure else frozenset()
     return Differing(at, sender.replica, why, among)

@@ -180,6 +180,19 @@ def test_a_trainer_never_names_itself() -> None:
     assert way.judged() is None
 
 
+@pytest.mark.parametrize(("liar", "what", "stage"), [(A, "sent", 0), (B, "output", 1)])
+def test_who_says_that_it_sent_what_no_trainer_with_hosted_ends_gets_is_named(
+    liar: PeerId, what: str, stage: int
+) -> None:
+    way = Way()
+    way.home = ((NOTHING, b""), (NOTHING, b""))
+    way.say(A, sent=NOTHING)
+    way.say(B, output=NOTHING)
+    assert way.judged() is None
+    way.say(liar, **{what: OTHER})
+    assert way.judged() == (stage, liar)
+
+
 def test_a_signature_is_of_one_tensor_of_one_hop_of_one_microbatch_after_one_record() -> None:
     keys = (KEY, KEY._replace(step=2), KEY._replace(microbatch=microbatch(1)), KEY._replace(after="ab"))
     ways = [Across(*about) for about in itertools.product(keys, (0, 1), ("forward", "backward"))]
