@@ -130,43 +130,55 @@ class Shown(NamedTuple):
 
 
 class Differing(NamedTuple):
-    """A replica of ``stage`` that told of a tensor what cannot be."""
+    """A replica of ``stage`` that told of a tensor what cannot be. Where it was computed anew, perhaps to other bits,
+    nobody can say who lies, or whether any does: it is one ``among`` these."""
 
     stage: int
     peer: PeerId
     why: str
+    among: frozenset[PeerId] = frozenset()
 
 
 def differing(seals: Seals, key: JourneyKey, way: Sequence[Shown]) -> Differing | None:
-    """Return who of two neighbours does not tell the truth of what went from one to the other; None where all agree.
-    The ``way`` begins and ends with the trainer.
+    """Return who of two neighbours does not tell the truth of what went from one to the other, else among whom it is;
+    None where all agree. The ``way`` begins and ends with the trainer.
 
     Who got something must show the signature of one that was given the hop before it, where the hop's replica says that
-    it sent something else. Who signed another thing than its receipt says differs itself; not where the hop, or the one
+    it sent something else. Who signed another thing than its receipt says lies itself; not where the hop, or the one
     that it sent to, was given to a second replica, or either was asked again, or the receiver shows what it asked for
     itself: what is asked for again may be computed anew, to other bits. Signatures of a way that was given up are of no
     use in another. The trainer names others, never itself.
     """
-    for stage, (before, behind) in enumerate(pairwise(way)):
-        forward, backward = Across(key, stage, "forward"), Across(key, stage - 1, "backward")
-        came = Sealed(behind.content.input, behind.seals[0])
-        if who := _differs(seals, forward, (before, behind), before.content.output, came):
-            return Differing(stage - (who is before), who.replica, "differs about what it got, or sent, on the way out")
-        back = Sealed(before.content.gradient, before.seals[1])
-        if who := _differs(seals, backward, (behind, before), behind.content.sent, back):
-            return Differing(stage - (who is before), who.replica, "differs about a gradient that it got, or sent")
-    return None
+    found = [
+        one
+        for stage, (before, behind) in enumerate(pairwise(way))
+        for one in (
+            _differs(seals, Across(key, stage, "forward"), (before, behind)),
+            _differs(seals, Across(key, stage - 1, "backward"), (behind, before)),
+        )
+        if one is not None
+    ]
+    return min(found, key=lambda one: bool(one.among), default=None)
 
 
-def _differs(seals: Seals, across: Across, between: tuple[Shown, Shown], said: bytes, came: Sealed) -> Shown | None:
-    """Return which of a sender and a receiver it is."""
+def _differs(seals: Seals, across: Across, between: tuple[Shown, Shown]) -> Differing | None:
+    """Return which of a sender and a receiver it is, or that nobody can say; None where they agree."""
     sender, receiver = between
+    if across.direction == "forward":
+        said, came = sender.content.output, Sealed(receiver.content.input, receiver.seals[0])
+        at, why = across.hop - 1, "differs about what it got, or sent, on the way out"
+    else:
+        said, came = sender.content.sent, Sealed(receiver.content.gradient, receiver.seals[1])
+        at, why = across.hop + 1, "differs about a gradient that it got, or sent"
     if came.hash == said:
         return None
-    given, trainer = sorted(sender.named), across.key.microbatch.trainer
-    if any(seals.sealed_by(peer, across.again, came) for peer in given):
+    anew = {peer for peer in sender.named if seals.sealed_by(peer, across.again, came)}
+    by = anew or {peer for peer in sender.named if seals.sealed_by(peer, across, came)}
+    trainer = across.key.microbatch.trainer
+    if not by and receiver.replica != trainer:
+        return Differing(across.hop, receiver.replica, why)
+    if sender.replica == trainer:
         return None
-    if not any(seals.sealed_by(peer, across, came) for peer in given):
-        return receiver
-    again = any(len(one.named) > 1 or one.again for one in between)
-    return None if said == NOTHING or again or sender.replica == trainer else sender
+    unsure = anew or (by and any(len(one.named) > 1 or one.again for one in between))
+    among = frozenset([*by, sender.replica, receiver.replica]) - {trainer} if unsure else frozenset()
+    return Differing(at, sender.replica, why, among)

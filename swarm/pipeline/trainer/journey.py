@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 DROP_WITHIN_S = 5.0
 MOST_DIFFERING = 3
 """A microbatch about which replicas differ so often is set aside. Before that it is begun anew each time, without one
-more of them where others are there."""
+more of them, or two, where others are there."""
 RPCS: dict[str, tuple[Rpc[Any, Empty], type[JourneyMessage]]] = {
     "forward": (FORWARD, Forward),
     "resend": (RESEND, Resend),
@@ -129,11 +129,11 @@ class Poisoned(Exception):
 
 class Differs(Poisoned):
     """Its replicas do not agree about what went from one to the other, or about what comes of it; ``peer`` is the one
-    that is not believed."""
+    that is not believed. Of what is not ``tallied`` each stage has one at most."""
 
-    def __init__(self, peer: PeerId, why: str, *, proven: bool = True) -> None:
+    def __init__(self, peer: PeerId, why: str, *, tallied: bool = True) -> None:
         super().__init__(why)
-        self.peer, self.proven = peer, proven
+        self.peer, self.tallied = peer, tallied
 
 
 class OwnFailure(Poisoned):
@@ -283,7 +283,7 @@ class Journey:
             try:
                 return await self._travel()
             except Differs as differs:
-                self._differed += differs.proven
+                self._differed += differs.tallied
                 self._without |= {differs.peer}
                 if self._differed >= MOST_DIFFERING or not await self._undone():
                     raise
@@ -316,17 +316,24 @@ class Journey:
 
     def _compare(self) -> None:
         """Compare what the neighbours on the route say of what went from one to the other, once all have added it. Of
-        what they do not agree about nothing counts: who differs is named, and left out for a while."""
+        what they do not agree about nothing counts: who lies is named, and left out for a while. Where what was
+        computed anew may have other bits nobody is. That counts, but where hops are judged: a judge sees what a replica
+        says that it sent, and its neighbour had something else."""
         me, hops = self._context.endpoint.peer, self._state.way.shown()
         first = Content(output=self._sent.output, gradient=self._came["gradient"].hash)
         last = Content(input=self._came["output"].hash, sent=self._sent.sent)
         before = Shown(me, frozenset([me]), first, (b"", self._came["gradient"].signature))
         behind = Shown(me, frozenset([me]), last, (self._came["output"].signature, b""))
         found = differing(self._context.seals, self.key, [before, *hops, behind])
-        if found is None:
+        if found is None or (found.among and self._context.audits is None):
             return
         step, microbatch, _ = self._kept.work
-        stage, peer, why = found
+        stage, peer, why, among = found
+        if among:
+            why = f"stage {stage}: one of {', '.join(sorted(among))} {why}, or has other bits"
+            logger.info("step %d, microbatch %s is begun anew: %s", step, microbatch, why)
+            self._without |= among
+            raise Differs(peer, why)
         self._context.events.emit(HopDiffers(step=step, microbatch=microbatch, peer=peer, stage=stage, reason=why))
         self._context.replicas.wiring.fail(stage, peer, now=self._now(), reason=why, faulty=True)
         raise Differs(peer, f"stage {stage}: {peer} {why}")
@@ -351,7 +358,7 @@ class Journey:
             stage, peer = out.claim.hop, out.claim.accused
             if self._replicas.present(stage) - self._without - {peer, *out.against}:
                 self._without |= {*out.against}  # one that lies may judge, too, and would be given the hop
-            raise Differs(peer, f"stage {stage}: {peer}: {out.reason}", proven=out.outcome == "failed")
+            raise Differs(peer, f"stage {stage}: {peer}: {out.reason}", tallied=out.outcome == "failed")
 
     def _tell_of(self, found: HopOutcome) -> None:
         """A hop was computed again."""
@@ -376,14 +383,16 @@ class Journey:
 
     async def _undone(self) -> bool:
         """Have everybody who was ever given a hop take the microbatch out again, and forget it. False where one says
-        that it does not. Nobody waits for one that is not believed, and who does not answer is left out: what these
-        have in their sums for nothing they take out when the step closes."""
-        hops, within_s = enumerate(self._state.way.hops), self._context.send_timeout_s
-        named = [(peer, at) for at, hop in hops for peer in sorted(hop.named)]
-        for peer, at in named:
-            if peer in self._without:
-                self._hooks.spawn(self._undo_quietly(peer, at, within_s))
-        asked = [(peer, at) for peer, at in named if peer not in self._without]
+        that it does not. Nobody waits for one that is not believed where another is there, and who does not answer is
+        left out: what these have in their sums for nothing they take out when the step closes."""
+        asked, within_s = list[tuple[PeerId, int]](), self._context.send_timeout_s
+        for at, hop in enumerate(self._state.way.hops):
+            others = self._replicas.present(at) - self._without
+            for peer in sorted(hop.named):
+                if peer in self._without and others:
+                    self._hooks.spawn(self._undo_quietly(peer, at, within_s))
+                else:
+                    asked.append((peer, at))
         results = await asyncio.gather(*(self._undo(*one, within_s) for one in asked), return_exceptions=True)
         for (peer, _), result in zip(asked, results, strict=True):
             if isinstance(result, (Unreachable, DeadlineMissed)):

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from blake3 import blake3
 
-from swarm.events import HopAudited
+from swarm.errors import Busy, Refused
+from swarm.events import HopAudited, JourneyStarted
 from swarm.ids import PeerId, StepWork
 from swarm.network.protocols import Payload
 from swarm.pipeline.messages import Adopt, HopReport
 from swarm.pipeline.recall import Errand
 from swarm.pipeline.seals import NOTHING, Content
+from swarm.pipeline.trainer.journey import MOST_DIFFERING
 from tests.harness.expect import eventually
 from tests.harness.rigs.pipeline import (
     ME,
     PHASES,
     ROUTE,
     Crew,
+    FakeLeader,
     ReplicaScene,
+    failing,
     microbatch,
     quick,
     seals,
     tensor,
     turns,
+    value,
     working,
 )  # fmt: skip
 from tests.unit.pipeline.test_auditing import audits_of
@@ -142,3 +148,114 @@ async def test_who_takes_a_hop_over_from_one_that_died_is_found_right(hosted: bo
     assert len(crew.struck) == 1, "the fault did not fire"
     assert {event.outcome for event in crew.side.events.of(HopAudited)} == {"passed"}
     assert (leader.accused, len(leader.finished)) == ([], 4)
+
+
+# --- lies that no judge sees ------------------------------------------------------------------------------------------
+
+
+async def settled(crew: Crew) -> FakeLeader:
+    """Feed four microbatches, then settle, as at a step's closing."""
+    leader = FakeLeader(4)
+    async with crew.working():
+        await leader.fed_by(crew.side.trainer)
+        await crew.settle(crew.assigned(leader))
+    return leader
+
+
+def blames_the_next(crew: Crew, liar: PeerId) -> None:
+    """Says that the next stage takes nothing, and sends another one something else."""
+    sender = crew.replicas[liar].server._sender
+    honest = sender.send_output
+
+    async def send_output(state: Any, output: Payload) -> None:
+        was = blake3(output).digest()
+        if state.hashes.output == NOTHING:
+            await sender.report_blocked(state.key, state.route, 1, "forward", Refused("it does not take it"))
+        else:
+            await honest(state, OTHERWISE)
+        state.hashes.output = was
+
+    sender.send_output = send_output  # type: ignore[method-assign]
+
+
+def leaves_the_way_back_to_others(crew: Crew, liar: PeerId) -> None:
+    """Sends something else, and then forgets the microbatch."""
+    replica = crew.replicas[liar]
+    replica.part.scale *= 1.5
+    replica.part.on["backward"] = failing(RuntimeError("a broken device"))
+
+
+def answers_another_question_otherwise(crew: Crew, liar: PeerId) -> None:
+    """Gives something else to who takes the next hop over."""
+    crew.replicas[liar].server._recalls.output = AsyncMock(return_value=OTHERWISE)  # type: ignore[method-assign]
+    crew.strike(1, "backward", crew.kill)
+
+
+OTHERWISE = tensor(3.0)
+"""In the place of what the first stage sends: 2.0 of each microbatch."""
+LIES = [blames_the_next, leaves_the_way_back_to_others, answers_another_question_otherwise]
+
+
+async def lied_to(lie: Callable[[Crew, PeerId], None], *liars: PeerId) -> tuple[Crew, list[float]]:
+    """Return a crew with liars at its first stage, and what its second stage comes to compute with."""
+    crew = await Crew.of([A, B[:2]], in_flight=2, pace=quick(), gone=lambda: crew.struck)
+    audits_of(crew).gone = lambda: crew.struck
+    for liar in liars:
+        lie(crew, liar)
+    came = list[float]()
+    for peer in crew.stages[1]:
+        forward = crew.replicas[peer].part.forward
+
+        def noted(x: Any, *, forward: Any = forward, **how: Any) -> Any:
+            came.append(float(x.flatten()[0]))
+            return forward(x, **how)
+
+        crew.replicas[peer].part.forward = noted  # type: ignore[method-assign]
+    return crew, came
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_who_gives_its_neighbour_something_else_than_its_judges_gains_nothing(lie: Any) -> None:
+    crew, came = await lied_to(lie, *A[:2])
+    leader = await settled(crew)
+    assert value(OTHERWISE) in came, "it told no lie"
+    assert (len(leader.finished), leader.aside, leader.accused) == (4, {}, [])
+    tables = [crew.replicas[peer].server._table for peer in crew.stages[1] if peer not in crew.struck]
+    states = [state for table in tables for state in table if state.accumulated]
+    assert [value(state.tensors.input) for state in states] == [2.0] * 4
+
+
+async def test_microbatch_about_which_some_lie_each_time_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    crew, came = await lied_to(blames_the_next, *A)
+    leader = await settled(crew)
+    assert value(OTHERWISE) in came, "it told no lie"
+    assert caplog.text.count("is begun anew") == 4 * MOST_DIFFERING
+    assert (len(leader.aside), leader.finished, leader.accused) == (4, [], [])
+    assert crew.sums() == [{}, {}]
+    began = {(one.microbatch, one.route[1]) for one in crew.side.events.of(JourneyStarted)}
+    assert len(began) == 4, "without the other one, which was lied to"
+
+
+@pytest.mark.parametrize("behind", [B[:2], B[:1]], ids=["one of two", "the only one"])
+async def test_who_takes_over_with_other_bits_has_the_microbatch_begin_anew_and_count(behind: list[PeerId]) -> None:
+    crew = await Crew.of([A, behind], pace=quick(), gone=lambda: crew.struck)
+    audits_of(crew).gone = lambda: crew.struck
+    for number, peer in enumerate(A):
+        crew.replicas[peer].part.scale *= 1 + number * 2e-7
+    busy = list[PeerId]()
+    for peer in behind:
+        undo = crew.replicas[peer].server._undo
+
+        async def busy_first(state: Any, *, peer: PeerId = peer, undo: Any = undo) -> Any:
+            busy.append(peer)
+            if busy.count(peer) == 1:
+                raise Busy("it is just being added")
+            return await undo(state)
+
+        crew.replicas[peer].server._undo = busy_first  # type: ignore[method-assign]
+    crew.strike(0, "handed on", crew.kill)
+    leader = await settled(crew)
+    assert len(crew.struck) == 1, "the fault did not fire"
+    assert any(one.key.way for one in leader.finished)
+    assert (len(leader.finished), leader.aside, leader.accused) == (4, {}, [])

@@ -58,7 +58,7 @@ class Way:
     def say(self, peer: PeerId, **hashes: bytes) -> None:
         self.said[peer][0] = self.said[peer][0]._replace(**hashes)
 
-    def judged(self) -> tuple[int, PeerId] | None:
+    def judged(self) -> tuple[int, PeerId] | frozenset[PeerId] | None:
         (output, output_seal), (gradient, gradient_seal) = self.home
         me = frozenset([TRAINER])
         before = Shown(TRAINER, me, Content(output=FIRST, gradient=gradient), (b"", gradient_seal))
@@ -66,7 +66,7 @@ class Way:
         told = [(peer, self.named[peer], *said) for peer, said in self.said.items()]
         hops = [Shown(peer, named, said, (came, back), peer in self.again) for peer, named, said, came, back in told]
         found = differing(seals(TRAINER), self.key, [before, *hops, behind])
-        return None if found is None else (found.stage, found.peer)
+        return None if found is None else found.among or (found.stage, found.peer)
 
 
 def invent_input(way: Way) -> None:
@@ -123,13 +123,13 @@ def test_who_says_what_its_neighbour_has_no_signature_for_or_denies_its_own_is_n
     assert way.judged() == (stage, liar)
 
 
-def test_who_took_a_hop_over_and_sent_nothing_is_not_named_for_what_another_sent() -> None:
+def test_who_took_a_hop_over_is_not_named_for_what_another_sent() -> None:
     way = Way()
     way.named[A] = frozenset([A, A_OTHER])
-    way.say(A, output=NOTHING)
+    way.say(A, output=OTHER)
     way.said[B][1] = seal(A_OTHER, 1, "forward", MIDDLE)
-    assert way.judged() is None
-    way.say(B, input=OTHER)
+    assert way.judged() == {A, A_OTHER, B}, "one of them, or nobody"
+    way.say(B, input=BACK[0])
     assert way.judged() == (1, B), "nobody signed that"
 
 
@@ -138,7 +138,9 @@ def test_who_was_asked_again_may_have_computed_other_bits(moved: PeerId) -> None
     way = Way()
     way.say(A, output=OTHER)
     way.named[moved] |= {A_OTHER}
-    assert way.judged() is None
+    assert way.judged() == {A, B}
+    way.say(A, gradient=OTHER)
+    assert way.judged() == (0, A), "nobody signed that"
 
 
 @pytest.mark.parametrize("asked", [A, B])
@@ -146,7 +148,7 @@ async def test_of_whom_it_was_asked_again_nobody_is_named_for_other_bits(asked: 
     way = Way()
     way.say(A, output=OTHER)
     way.again = {asked}
-    assert way.judged() is None
+    assert way.judged() == {A, B}
     way.say(B, input=BACK[0])
     assert way.judged() == (1, B), "nobody signed that"
 
@@ -155,7 +157,7 @@ def test_who_gives_again_what_it_computes_anew_is_not_named_for_other_bits() -> 
     way = Way()
     way.say(B, input=OTHER)
     way.said[B][1] = seals(A).seal(Across(KEY, 1, "forward").again, OTHER)
-    assert way.judged() is None
+    assert way.judged() == {A, B}
     way.said[B][1] = seals(A_OTHER).seal(Across(KEY, 1, "forward").again, OTHER)
     assert way.judged() == (1, B)
 
@@ -176,6 +178,19 @@ def test_a_trainer_never_names_itself() -> None:
     way.say(A, input=OTHER)
     way.said[A][1] = seal(TRAINER, 0, "forward", OTHER)
     assert way.judged() is None
+
+
+@pytest.mark.parametrize(("liar", "what", "stage"), [(A, "sent", 0), (B, "output", 1)])
+def test_who_says_that_it_sent_what_no_trainer_with_hosted_ends_gets_is_named(
+    liar: PeerId, what: str, stage: int
+) -> None:
+    way = Way()
+    way.home = ((NOTHING, b""), (NOTHING, b""))
+    way.say(A, sent=NOTHING)
+    way.say(B, output=NOTHING)
+    assert way.judged() is None
+    way.say(liar, **{what: OTHER})
+    assert way.judged() == (stage, liar)
 
 
 def test_a_signature_is_of_one_tensor_of_one_hop_of_one_microbatch_after_one_record() -> None:
