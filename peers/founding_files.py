@@ -322,7 +322,9 @@ def _uncut(document: dict[str, Any]) -> dict[str, Any]:
     split, run = document.get("split", {}), document.get("run", {})
     cut = ("layers_per_stage", "variants", "route_by", "domains", "centres")
     kept = {key: value for key, value in split.items() if key not in cut} | {"stages": 1}
-    return document | {"split": kept, "run": run | {"start_when": {"stage_hosts": 1, "trainers": 1}}}
+    model = {key: value for key, value in document.get("model", {}).items() if key not in ("share", "delink_at")}
+    uncut = {"split": kept, "run": run | {"start_when": {"stage_hosts": 1, "trainers": 1}}, "model": model}
+    return document | uncut
 
 
 def _sized(foundation: Foundation, manifest: Manifest, say: Say) -> SizedStages | None:

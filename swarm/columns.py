@@ -1,9 +1,10 @@
 """The columns of a run: what must hold each committed microbatch once. Pure.
 
 A microbatch's route names one peer for each column, in the order in which it passes them. A column is a stage, and who
-holds that part of the model may stand in it. Variants of a stage are several parts in one column: there who holds the
-one stands that the microbatch's choice leads to. Private ends are no column: each trainer holds what it fed, and a
-route says nothing of it. Whoever asks who held, or may hold, what of a microbatch asks here.
+holds that part of the model may stand in it; who holds what several stages share, in the column of each. Variants of a
+stage are several parts in one column: there who holds the one stands that the microbatch's choice leads to. Private
+ends are no column: each trainer holds what it fed, and a route says nothing of it. Whoever asks who held, or may hold,
+what of a microbatch asks here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from swarm.ids import MicrobatchId, PartName, PeerId, stage_of, stage_part, variant_of
+from swarm.ids import MicrobatchId, PartName, PeerId, shared_by, stage_of, stage_part, variant_of
 
 MAX_VARIANTS = 64
 """Of a stage; and so many choices there are."""
@@ -50,18 +51,32 @@ def takes(part: PartName, choice: int) -> bool:
     return choice % of == variant
 
 
+def becomes(part: PartName) -> tuple[PartName, ...]:
+    """Return the parts that a part turns into when stages share nothing any more: itself, unless it is shared."""
+    return stage_parts(shared_by(part)) or (part,)
+
+
+def columns_of(part: PartName) -> range:
+    """Return the columns in which who holds a part may stand."""
+    if stages := shared_by(part):
+        return range(stages)
+    column = stage_of(part)
+    return range(0) if column is None else range(column, column + 1)
+
+
 def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
     """Return of each column the parts whose holders may stand in it, of these parts."""
     found = defaultdict[int, list[PartName]](list)
     for part in sorted(parts, key=lambda part: (variant_of(part), part)):
-        if (column := stage_of(part)) is not None:
+        for column in columns_of(part):
             found[column].append(part)
     return tuple(tuple(found[column]) for column in range(max(found, default=-1) + 1))
 
 
 def host_parts(parts: Iterable[PartName], of: Collection[int] | None = None) -> tuple[PartName, ...]:
     """Return those of these parts that stage hosts hold, in the order of columns: ``of`` these columns, else of all."""
-    return tuple(part for column, each in enumerate(columns(parts)) for part in each if of is None or column in of)
+    there = (part for column, each in enumerate(columns(parts)) for part in each if of is None or column in of)
+    return tuple(dict.fromkeys(there))
 
 
 def held_columns(parts: Iterable[PartName]) -> tuple[int, ...]:
@@ -70,12 +85,16 @@ def held_columns(parts: Iterable[PartName]) -> tuple[int, ...]:
 
 
 def held(committed: Iterable[RowT], part: PartName) -> Iterator[tuple[RowT, PeerId]]:
-    """Yield each microbatch that passes a part with who holds its gradient of it: who stands in the part's column, or
-    its trainer."""
-    column, (variant, of) = stage_of(part), variant_of(part)
+    """Yield each microbatch that passes a part with who holds its gradient of it, once for each of the part's columns:
+    who stands in it; or its trainer."""
+    there, (variant, of) = columns_of(part), variant_of(part)
     for one in committed:
-        if one.choice % of == variant:
-            yield one, PeerId(one.microbatch.trainer if column is None else one.route[column])
+        if one.choice % of != variant:
+            continue
+        if not there:
+            yield one, PeerId(one.microbatch.trainer)
+        for column in there:
+            yield one, PeerId(one.route[column])
 
 
 def stranger(route: Sequence[str], there: Sequence[Container[str]]) -> tuple[int, str] | None:
@@ -97,3 +116,22 @@ def passes(route: Sequence[str], columns: int, column: int, peer: str) -> bool:
 def replaced(route: Sequence[PeerId], column: int, peer: PeerId) -> tuple[PeerId, ...]:
     """Return a route on which a peer stands in a column."""
     return (*route[:column], peer, *route[column + 1 :])
+
+
+def shared_tokens(part: PartName, weights: Iterable[int]) -> int:
+    """Return what a mean of sums of these token weights is divided by, where each token counts in several of them: once
+    for each of the stages that share the part; 0 where it counts in one."""
+    return sum(weights) // shared_by(part) if shared_by(part) else 0
+
+
+# --- digests of what a part becomes -----------------------------------------------------------------------------------
+
+
+def joined(digests: Iterable[str]) -> str:
+    """Return what a replica says of its state: one digest, or those of all parts that it may be of from now on."""
+    return "+".join(digests)
+
+
+def digests_said(part: PartName, said: str) -> dict[PartName, str]:
+    """Return the digests, by part, in what replicas of a part said of it: the inverse of :func:`joined`."""
+    return dict(zip(becomes(part) if "+" in said else (part,), said.split("+"), strict=False))

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,9 +25,9 @@ from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
 from swarm.disk import read_named
 from swarm.errors import ConfigError, OtherWire
-from swarm.ids import PeerId, RunId
+from swarm.ids import ENDS, PartName, PeerId, RunId, shared_part
 from swarm.models.gpt_config import GptConfig
-from swarm.models.registry import AnyModel, config_type, family_of
+from swarm.models.registry import AnyModel, config_type, delinked_at, family_of, shares
 from swarm.models.spec import DOMAIN, SplitConfig, split_layers
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.schedules import MUON_WIDTH, OptimizerConfig
@@ -240,6 +241,22 @@ class Manifest(Section):
         return {TOKENIZER_FILE: self.tokenizer.digest} | self.files
 
     @property
+    def parts(self) -> tuple[PartName, ...]:
+        """Return the parts with which the run begins; which there are later each record says."""
+        if not shares(self.model):
+            return self.split.parts
+        return (shared_part(self.split.stages), *(part for part in self.split.parts if part == ENDS))
+
+    @property
+    def cuts(self) -> tuple[tuple[PartName, ...], ...]:
+        """Return into which parts a state of the run may be cut, at the beginning and later."""
+        return tuple(dict.fromkeys((self.parts, self.split.parts)))
+
+    def cut_with(self, parts: Collection[str]) -> tuple[PartName, ...]:
+        """Return the first of :attr:`cuts` that has these parts, which are of one state."""
+        return next((cut for cut in self.cuts if set(parts) <= set(cut)), self.cuts[0])
+
+    @property
     def step_microbatches(self) -> int:
         """Return how many microbatches a step has: one batch, or those between two synchronisations."""
         return self.batch.microbatches_per_step * self.averaging.inner_steps
@@ -305,6 +322,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_rebalance(manifest)
     check_admission(manifest.admission)
     check_routes(manifest)
+    check_shared(manifest)
     parent = manifest.run.parent
     if parent is not None and parent.step >= manifest.run.steps:
         raise ConfigError(
@@ -514,6 +532,42 @@ def _check_choices(split: SplitConfig) -> None:
                           "Correct it or leave it out.")  # fmt: skip
     if not all(map(any, split.centres)):
         raise ConfigError("split.centres", split.centres, "no centre of no text", "Leave it out.")
+
+
+def check_shared(manifest: Manifest) -> None:
+    """Check whether stages of this run can share their layers, and when they stop. Raises ConfigError."""
+    model, split, at = manifest.model, manifest.split, delinked_at(manifest.model)
+    if not shares(model):
+        return
+    if at >= manifest.run.steps:
+        raise ConfigError("model.delink_at", at, f"less than run.steps = {manifest.run.steps}, or 0 for never",
+                          "Use an earlier step, or leave it out.",
+                          why="stages that part with the last step have learnt nothing of their own")  # fmt: skip
+    sizes = {spec.last_layer - spec.first_layer for spec in split_layers(model.layers, split) if spec.name != ENDS}
+    if len(sizes) > 1:
+        key = "model.layers" if split.layers_per_stage is None else "split.layers_per_stage"
+        raise ConfigError(key, split.layers_per_stage or model.layers,
+                          f'the same for each of {split.stages} stages with model.share = "stages"',
+                          "Use as many layers in each stage.")  # fmt: skip
+    rules: tuple[tuple[str, object, bool, str, str], ...] = (
+        ("split.stages", split.stages, split.stages > 1, "2 and more", "one stage shares nothing"),
+        ("split.ends", split.ends, split.ends == "private", '"private"',
+         "the first and the last stage have more than the others"),
+        ("split.variants", split.variants, not split.variants, "none",
+         "what a stage has several of, others cannot have the same of"),
+        ("averaging.mode", manifest.averaging.mode, manifest.averaging.mode == "sync", '"sync"',
+         "replicas that train apart have layers of their own"),
+        ("averaging.guard", manifest.averaging.guard, manifest.averaging.guard == "none", '"none"',
+         "what is left out of one stage's sum would be missing in some of the others' alone"),
+        ("speed.mode", manifest.speed.mode, not manifest.speed.overlaps, '"sync"',
+         "early work would come back to stages that have parted"),
+        ("verify.audit", manifest.verify.audit, not manifest.verify.audit, "0",
+         "a judge may stand in another stage of the same microbatch"),
+    )  # fmt: skip
+    for key, value, fits, allowed, why in rules:
+        if not fits:
+            raise ConfigError(key, value, f'{allowed} with model.share = "stages"',
+                              f"Leave {key} out, or model.share.", why=why)  # fmt: skip
 
 
 def check_admission(admission: AdmissionConfig) -> None:

@@ -16,7 +16,8 @@ RunId = NewType("RunId", str)
 
 PartName = NewType("PartName", str)
 """What a group of replicas holds: ``stage-0`` … ``stage-N``, of a stage with variants ``stage-1.v0of4`` … one of
-them, or ``ends`` (private embedding, head and loss)."""
+them; or ``shared-N``, the layers that N stages have in common while a run shares them; or ``ends`` (private embedding,
+head and loss)."""
 
 ENDS = PartName("ends")
 
@@ -56,14 +57,24 @@ def stage_part(stage: int, variant: int = 0, of: int = 1) -> PartName:
 
 
 def stage_of(part: PartName) -> int | None:
-    """The stage that a part is, or is a variant of, None for the ends."""
-    return None if part == ENDS else int(part.removeprefix("stage-").partition(".")[0])
+    """The stage that a part is, or is a variant of, None for one that is none."""
+    return int(part.removeprefix("stage-").partition(".")[0]) if part.startswith("stage-") else None
 
 
 def variant_of(part: PartName) -> tuple[int, int]:
     """Which variant of its stage a part is, and of how many: the inverse of :func:`stage_part`."""
     variant, _, of = part.partition(".v")[2].partition("of")
     return (int(variant), int(of)) if of else (0, 1)
+
+
+def shared_part(stages: int) -> PartName:
+    """The part name of the layers that so many stages share."""
+    return PartName(f"shared-{stages}")
+
+
+def shared_by(part: PartName) -> int:
+    """How many stages share a part, 0 for one that is not shared: the inverse of :func:`shared_part`."""
+    return int(part.removeprefix("shared-")) if part.startswith("shared-") else 0
 
 
 class MicrobatchId(NamedTuple):
@@ -83,11 +94,13 @@ class MicrobatchId(NamedTuple):
 
 class StepWork(NamedTuple):
     """What counts once at each part: a microbatch of a step, computed with the parameters of the record before the
-    step or, ``early``, with those of the one before that."""
+    step or, ``early``, with those of the one before that. At a part that stages share it counts once for each of them:
+    ``hop`` is which; 0 elsewhere."""
 
     step: int
     microbatch: MicrobatchId
     early: bool = False
+    hop: int = 0
 
     @property
     def version(self) -> int:

@@ -13,7 +13,10 @@ from swarm.ids import MAX_NAME, NAME_WORDS, MicrobatchId, is_name
 PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$")]
 """A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
 
-PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-[0-9]{1,3}(\.v[0-9]{1,2}of([2-9]|[1-9][0-9]))?)$")]
+PartField = Annotated[
+    str,
+    StringConstraints(pattern=r"^(ends|(shared|stage)-[0-9]{1,3}|stage-[0-9]{1,3}\.v[0-9]{1,2}of([2-9]|[1-9][0-9]))$"),
+]
 
 
 def _named(text: str) -> str:

@@ -86,8 +86,8 @@ def run_tokenizer(chosen: ChosenStep) -> tuple[bytes, Tokenizer]:
 def _missing(directory: RunDirectory, manifest: Manifest, step: int) -> list[str]:
     """The parts of a step that are not on this machine, as where their peers ran on others; in the model's order."""
     where = step_directory(directory.checkpoints, step)
-    names = [spec.name for spec in family_of(manifest.model).parts(manifest.split)]
-    return [name for name in names if not (where / f"{name}.safetensors").is_file()]
+    there = {name for cut in manifest.cuts for name in cut if (where / f"{name}.safetensors").is_file()}
+    return [name for name in manifest.cut_with(there) if name not in there]
 
 
 def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> int:

@@ -28,7 +28,7 @@ from swarm.consensus.proof import Proof
 from swarm.disk import alone, size_text
 from swarm.errors import Incompatible, PeerError, StateError
 from swarm.ids import PartName
-from swarm.membership.rules import update_of
+from swarm.membership.rules import spec_of, update_of
 from swarm.models.registry import family_of
 from swarm.state.checkpoints.donors import Donor, Offer, PeerDonor, Plan, lacking, plans
 from swarm.state.checkpoints.fetch import BegunFile, Progress, fetch_part
@@ -125,15 +125,14 @@ class _Gone(StateError):
 
 async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Progress) -> Pulled:
     root, manifest = directory.checkpoints, source.manifest
-    parts = [spec.name for spec in family_of(manifest.model).parts(manifest.split)]
     here = await asyncio.to_thread(_held, root, manifest)
     if source.head is not None and (gone := stray(here, source.head)):
         await asyncio.to_thread(_set_aside, root, gone)
         say("set aside", f"{numbered(gone)}: the run went on from before, these do not count any more")
         here = [one for one in here if one.step not in gone]
     offers, last = await _offers(source, say), _last_step(source)
-    gaps = [gap for gap in lacking(offers, here, parts) if gap[0] <= last]
-    found = plans(offers, here, parts, last_step=last, believed=source.believed)
+    gaps = [gap for gap in lacking(offers, here, manifest.cuts) if gap[0] <= last]
+    found = plans(offers, here, manifest.cuts, last_step=last, believed=source.believed)
     complete = max((one.step for one in here if one.complete), default=None)
     for plan in found:
         async with waiting(say, SystemClock(), lambda: "the record of the step, from those who have it"):
@@ -217,11 +216,10 @@ async def _follow(
 def _begun_of(plan: Plan[Donor], manifest: Manifest, root: Path) -> list[BegunFile]:
     """The files that are to be fetched. Builds their parts without weights: blocking, transformers takes seconds."""
     family, files = family_of(manifest.model), []
-    for spec in family.parts(manifest.split):
-        if (part := spec.name) in plan.donors:
-            layout = family.layout(family.build(spec)).kept_by(update_of(manifest).vectors)
-            wanted = Wanted(part=part, step=plan.step, digest=plan.digests[part], layout=layout)
-            files.append(BegunFile(root, wanted, manifest.run_id))
+    for part in plan.donors:
+        layout = family.layout(family.build(spec_of(manifest, part))).kept_by(update_of(manifest).vectors)
+        wanted = Wanted(part=part, step=plan.step, digest=plan.digests[part], layout=layout)
+        files.append(BegunFile(root, wanted, manifest.run_id))
     return files
 
 

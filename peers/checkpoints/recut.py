@@ -29,7 +29,7 @@ from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.errors import ConfigError, StateError
-from swarm.ids import PartName
+from swarm.ids import PartName, shared_by
 from swarm.membership.founding_record import Origin, founding_record
 from swarm.membership.rules import update_of
 from swarm.models.layout import FlatLayout
@@ -84,6 +84,9 @@ def recut_run(found: Resumable, changes: Mapping[str, Any], home: Path | str | N
     source = found.directory.checkpoints
     kept = read_manifest(source, found.step)
     record = proof_in(kept, found.manifest.run_id).record
+    if any(shared_by(PartName(part)) for part in record.digests):
+        raise ConfigError("--stages", changes.get("split.stages"), "the run's own while stages share their layers",
+                          "Cut a checkpoint of a step after model.delink_at.")  # fmt: skip
     manifest = _manifest(found.manifest, record, changes)
     if _sizes(manifest) == _sizes(found.manifest):
         raise ConfigError(
@@ -136,6 +139,8 @@ def _manifest(old: Manifest, record: CloseRecord, changes: Mapping[str, Any]) ->
     document["split"].pop("layers_per_stage", None)  # those of the old cut
     if lora_of(old.model) is not None:
         document["model"]["lora"].pop("digests", None)
+    for key in ("share", "delink_at"):  # stages share nothing any more
+        document["model"].pop(key, None)
     for dotted, value in changes.items():
         *sections, key = dotted.split(".")
         here = document

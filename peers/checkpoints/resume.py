@@ -22,7 +22,6 @@ from swarm.config import Manifest, load_manifest
 from swarm.errors import StateError
 from swarm.ids import PartName, RunId
 from swarm.membership.founding_record import Origin
-from swarm.models.registry import family_of
 from swarm.schema import MAX_COUNT
 from swarm.state.checkpoints.files import held, read_manifest, step_called, step_directory, steps
 from swarm.state.checkpoints.parts import load_part
@@ -139,8 +138,7 @@ def _over_with(
 
 def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:
     """The model's parts that are not there, whatever the record says there are."""
-    names = [spec.name for spec in family_of(manifest.model).parts(manifest.split)]
-    return [name for name in names if name not in checked.parts]
+    return [name for name in manifest.cut_with(checked.parts) if name not in checked.parts]
 
 
 def _told(checked: CheckedStep, manifest: Manifest) -> str:

@@ -22,6 +22,7 @@ from data_shards.draft import Documents
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choose_checkpoint import choose_step, run_tokenizer
+from peers.commands.export import trained_weights
 from peers.console.interrupt import check
 from peers.data.encoder import Encoded
 from peers.frozen import frozen_of_all, store_of
@@ -34,7 +35,6 @@ from swarm.models.layout import install_weights
 from swarm.models.lora import LoraFamily, install_base
 from swarm.models.packing import packed
 from swarm.models.registry import family_of
-from swarm.state.checkpoints.parts import load_weights
 
 ROWS_AT_ONCE = 16
 MAX_ROWS = 512
@@ -132,7 +132,9 @@ def load_checkpoint(
     model = family.build(family.whole)
     if isinstance(family, LoraFamily):
         install_base(model, frozen_of_all(chosen.manifest, store_of(directory)), place)
-    weights = load_weights(directory.checkpoints, chosen.step, [spec.name for spec in chosen.specs])
+    weights: dict[str, Tensor] = {}
+    for spec in chosen.specs:
+        weights |= trained_weights(chosen, spec)
     install_weights(model, weights, device=place)
     _, tokenizer = run_tokenizer(chosen)
     return Checkpointed(chosen.step, model.to(place).eval(), tokenizer, chosen.manifest, chosen.passed_over, place)

@@ -26,8 +26,10 @@ from peers.console.words import count
 from peers.data.tokenizer_files import CONFIG_FILE, TEMPLATE_FILE, template_in
 from peers.frozen import frozen_of, store_of
 from peers.local.report import held_out_after
+from swarm.columns import becomes
 from swarm.consensus.records import CloseRecord
 from swarm.disk import size_text, write_whole
+from swarm.ids import PartName
 from swarm.models.lora import LoraFamily, merged
 from swarm.models.registry import family_of
 from swarm.models.spec import DType, PartSpec
@@ -134,11 +136,21 @@ def write_beside(into: Path, files: Mapping[str, bytes], card: str, template: st
     return tuple(sorted(path.relative_to(into).as_posix() for path in into.rglob("*") if path.is_file()))
 
 
+def trained_weights(chosen: ChosenStep, spec: PartSpec) -> dict[str, Tensor]:
+    """Return what was trained of a part's weights, by name, verified; of a stage that shares its layers with others,
+    these. Raises StateError where it is damaged."""
+    family, root = family_of(chosen.manifest.model), chosen.directory.checkpoints
+    held = next(part for part in map(PartName, chosen.record.parts) if spec.name in (part, *becomes(part)))
+    weights = load_part_weights(root, chosen.record, held)
+    names = weights.keys() if held == spec.name else family.layout(family.build(spec)).names
+    return dict(zip(names, weights.values(), strict=True))
+
+
 def part_weights(chosen: ChosenStep, spec: PartSpec) -> dict[str, Tensor]:
     """Return the weights of a checkpoint's part by name, adapters added to those beside them. Raises StateError where
     the part is damaged, or what is frozen of it is not here."""
     family = family_of(chosen.manifest.model)
-    weights = load_part_weights(chosen.directory.checkpoints, chosen.record, spec.name)
+    weights = trained_weights(chosen, spec)
     if isinstance(family, LoraFamily):
         weights = merged(family, spec, weights, frozen_of(chosen.manifest, spec.name, store_of(chosen.directory)))
     return weights

@@ -335,6 +335,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("memory", _memory(manifest)),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.described}; ends {manifest.split.ends}"),
         *_experts(manifest.split),
+        *_shared(manifest),
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
         ("optimizer", f"{optimizer.described}, learning rate {optimizer.lr:g} after {warmup}"),
         ("averaging", manifest.averaging.described),
@@ -359,6 +360,17 @@ def _experts(split: SplitConfig) -> list[tuple[str, str]]:
     by = f"the domain of its trainer: {listed(split.domains)}" if split.route_by == "domain" else "its text"
     widths = ", ".join(map(str, split.variants))
     return [("experts", f"{widths} a stage; a microbatch passes one of each, by {by}")]
+
+
+def _shared(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return how long stages share their layers, where they do, and what that gives."""
+    from swarm.models.registry import delinked_at, shares
+
+    if not shares(manifest.model):
+        return []
+    step = delinked_at(manifest.model)
+    until = f"to the end of step {step}, then each goes on by itself" if step else "to the end"
+    return [("shared", f"all stages have the same layers {until}: any host serves any of them")]
 
 
 def _memory(manifest: Manifest) -> str:

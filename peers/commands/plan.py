@@ -19,7 +19,7 @@ from peers.presets import load_preset, preset_names
 from peers.profiles import keys_of, with_profile
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError
-from swarm.models.registry import family_of
+from swarm.models.registry import family_of, shares
 from swarm.planning.search import search
 from swarm.planning.workload import PeerClass
 
@@ -66,7 +66,11 @@ def plan_for(
 
     work = workload_of(manifest)
     lasting = Lasting(say)
-    plans = search(work, classes, told=lasting.told)
+    shared, even = shares(manifest.model), tuple[int, ...]()
+    if shared:  # the stages must be alike
+        even = tuple(count for count in range(2, work.layers + 1) if work.layers % count == 0)
+    plans = search(work, classes, stages=even, told=lasting.told)
+    plans = [plan for plan in plans if not shared or len(set(plan.layout.stages)) == 1]
     if not plans:
         raise nothing_fits(work, classes)
     stages, rows = (manifest.split.stages,), (manifest.batch.microbatch_size,)

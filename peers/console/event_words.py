@@ -95,7 +95,7 @@ from swarm.events import (
     WorkExcluded,
     WorkWithdrawn,
 )
-from swarm.ids import PartName, stage_of, variant_of
+from swarm.ids import PartName, shared_by, stage_of, variant_of
 
 LABEL_WIDTH = 14
 _AT_ONCE = {"Ctrl-C": "; again leaves at once", "swarm drain": "; Ctrl-C twice leaves at once"}
@@ -485,6 +485,8 @@ def _preemption(event: PreemptionWatch | PreemptionNotice) -> str:
 def _part(part: PartName | None) -> str:
     if part is None:
         return "no part of the model"
+    if stages := shared_by(part):
+        return f"the layers that {stages} stages share"
     if (stage := stage_of(part)) is None:
         return "the ends (embedding and head)"
     variant, of = variant_of(part)

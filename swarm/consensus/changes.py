@@ -16,8 +16,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from swarm.columns import becomes, host_parts
 from swarm.consensus.admissions import MAX_ORDERS, AdmissionPolicy, Admissions, check_orders
 from swarm.consensus.faults import barred_words
+from swarm.consensus.placement import holding
 from swarm.consensus.proof import Proof
 from swarm.consensus.roster import (
     HowToJoin,
@@ -166,17 +168,24 @@ class OpenStepFacts:
 
 @dataclass(frozen=True, slots=True)
 class RosterRules:
-    """The limits of a run's roster. ``parts`` are all parts of its model, ``most`` the members for which a record has
-    room; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``dated``: members that join are noted with their first
-    step (:attr:`Member.since`); ``how`` tells people how to join; ``admission`` says who may."""
+    """The limits of a run's roster: ``most`` are the members for which a record has room; ``served`` as in
+    :class:`~swarm.step.rules.StepRules`; ``dated``: members that join are noted with their first step
+    (:attr:`Member.since`); ``how`` tells people how to join; ``admission`` says who may. Stages that share their layers
+    part with the close of the first step from ``delink_at`` on, 0: never."""
 
     run: RunId
-    parts: Sequence[PartName]
     most: int
     served: bool = False
     dated: bool = False
     how: HowToJoin = join_words
     admission: AdmissionPolicy = AdmissionPolicy()
+    delink_at: int = 0
+
+    def parts_after(self, step: int, before: Roster) -> tuple[PartName, ...]:
+        """Return the parts there are from the close of a step of these members on: every one is held."""
+        if not 0 < self.delink_at <= step:
+            return before.parts
+        return tuple(one for part in before.parts for one in becomes(part))
 
 
 class ChangeRules:
@@ -202,7 +211,7 @@ class ChangeRules:
         if now.step < until and not now.lost and at_home not in lacking(now.roster, now.lost):
             wait = f"it may join again from step {until} on"
             raise Refused(f"{peer} held up step after step: {wait}; next: find out what slows its machine or its link")
-        if member.part not in self._parts_of(member.role):
+        if member.part not in _parts_of(now.roster, member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
         if member.worked or member.since or member.mute:
             raise Violation(f"{peer} asks to join with work that nobody knows of")
@@ -229,7 +238,7 @@ class ChangeRules:
         signed = reassign_bytes(self._rules.run, now.step, now.previous, peer, part)
         if not self._verify(peer, signed, request.signature):
             raise Violation(f"the request of {peer} to hold {part} is forged")
-        if part not in self._parts_of(now.roster[peer].role):
+        if part not in _parts_of(now.roster, now.roster[peer].role):
             raise Refused(f"a {now.roster[peer].role} of this run does not hold {part}")
         if part == now.roster[peer].part:
             raise Refused(f"{peer} holds {part} already")
@@ -245,11 +254,6 @@ class ChangeRules:
         signed = wanted_bytes(self._rules.run, now.previous, record)
         if not self._verify(PeerId(wanted.peer), signed, wanted.signature):
             raise Violation(f"the word of {wanted.peer} that the run may go back is forged")
-
-    def _parts_of(self, role: str) -> tuple[PartName | None, ...]:
-        if role == "stage":
-            return tuple(part for part in self._rules.parts if part != ENDS)
-        return (ENDS,) if role == "trainer" and ENDS in self._rules.parts else (None,)
 
     def spared(
         self, before: Roster, leaving: Sequence[str], peer: str, *, lost: bool = False, moves: bool = False
@@ -322,11 +326,11 @@ class ChangeRules:
         if len(set(going)) != len(going):
             raise Violation("a peer that leaves or moves twice in one step")
         if changes.end(before):
-            return self._changed(now, [], changes)
+            return self._parted(now, self._changed(now, [], changes))
         for index, peer in enumerate(going):
             if reason := self.spared(before, going[:index], peer, lost=peer in lost, moves=peer not in leaving):
                 raise Refused(f"{peer} cannot leave{'' if peer in leaving else ' its part'}: {reason}")
-        return self._changed(now, leaving, changes)
+        return self._parted(now, self._changed(now, leaving, changes))
 
     def give_up(self, now: OpenStepFacts, changes: Changes) -> Roster:
         """Return the roster that a record that gives its step up must name: without those that are lost, with every
@@ -339,7 +343,7 @@ class ChangeRules:
             raise Violation("every part has a replica that is there: there is no reason to give the step up")
         self._check_requests(now, changes)
         roster = self._changed(now, changes.absent, changes)
-        if missing := [part for part in self._rules.parts if not roster.replicas(part)]:
+        if missing := [part for part in now.roster.parts if not roster.replicas(part)]:
             raise Refused(f"nobody holds {', '.join(missing)}")
         if not roster.trainers or not roster.entitled:
             raise Refused("no trainer is left" if roster.entitled else "nobody is left that may vote")
@@ -409,10 +413,39 @@ class ChangeRules:
             raise Refused(f"a roster of {len(roster)} where a record has room for {self._rules.most}")
         return roster
 
+    def too_few(self, now: OpenStepFacts, changes: Changes) -> str:
+        """Return why stages cannot part yet with the step in which these are granted; "" where they can, or do not."""
+        parts = host_parts(self._rules.parts_after(now.step, now.roster))
+        if parts == host_parts(now.roster.parts):
+            return ""
+        leaving = {*changes.absent, *(leave.peer for leave in changes.leaves)}
+        staying = [*(m for m in now.roster.members if m.peer not in leaving), *(join.member for join in changes.joins)]
+        hosts = sum(member.role == "stage" for member in staying)
+        if hosts >= len(parts):
+            return ""
+        return f"{len(parts)} stage hosts, for stages share their layers no more after this step: {hosts} are here"
+
+    def _parted(self, now: OpenStepFacts, roster: Roster) -> Roster:
+        """Return the roster of the step after, in which stages may share nothing any more: each host has one of its
+        own. Raises Refused where they are fewer than the stages."""
+        placed = holding(roster, self._rules.parts_after(now.step, now.roster))
+        if self._rules.dated and placed is not roster:
+            return Roster(
+                m.model_copy(update={"since": now.step + 1}) if m.role == "stage" else m for m in placed.members
+            )
+        return placed
+
     def _mute(self, now: OpenStepFacts, join: Admission) -> dict[str, bool]:
         admission = self._rules.admission
         muted = admission.mute(now.roster.admissions or admission.first(), join.member.peer, join.credential)
         return {"mute": True} if muted else {}
+
+
+def _parts_of(roster: Roster, role: str) -> tuple[PartName | None, ...]:
+    """Return what a peer of a role may hold, of a roster in which every part is held."""
+    if role == "stage":
+        return tuple(part for part in roster.parts if part != ENDS)
+    return (ENDS,) if role == "trainer" and ENDS in roster.parts else (None,)
 
 
 def _out(said: Admissions, following: Roster) -> set[str]:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarm.columns import held
+from swarm.columns import columns_of, held
 from swarm.consensus.records import MAX_ASIDE, Contribution, Quarantined
 from swarm.errors import Refused, WrongStep
 from swarm.ids import MicrobatchId, PartName, PeerId, StepWork
@@ -326,8 +326,9 @@ def assigned(
     step: int, committed: Sequence[Contribution], peer: PeerId, part: PartName
 ) -> dict[StepWork, tuple[PeerId, ...]]:
     """The microbatches of a step whose gradient for a part this replica must hold, each with its route."""
+    several = max(1, len(columns_of(part)))
     return {
-        contribution.work(step): tuple(PeerId(one) for one in contribution.route)
-        for contribution, holder in held(committed, part)
+        contribution.work(step)._replace(hop=number % several): tuple(PeerId(one) for one in contribution.route)
+        for number, (contribution, holder) in enumerate(held(committed, part))
         if holder == peer
     }

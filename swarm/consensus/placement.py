@@ -271,6 +271,22 @@ def without_memory(
     return ""
 
 
+def holding(roster: Roster, parts: Sequence[PartName]) -> Roster:
+    """Return the roster with hosts that hold these parts, and so can go on from a state that is cut into them: as it is
+    where they do, else as if they had just come. Raises as :func:`assign_stages`."""
+    if set(host_parts(parts)) in (set(), set(host_parts(roster.parts))):
+        return roster
+    homes: Mapping[str, str] | None = None
+    if roster.borders.drawn:
+        homes = {peer: roster.borders.home(peer) for peer in roster.peers}
+    placed, _ = assign_stages((_candidate(member) for member in roster.members), parts, homes)
+    return Roster(m.model_copy(update={"part": placed[m.peer].part}) for m in roster.members)
+
+
+def _candidate(member: Member) -> Candidate:
+    return Candidate(stage=None, **{name: getattr(member, name) for name in COMMON})
+
+
 COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside", "machine")
 """What a candidate says of itself that the roster says, too."""
 

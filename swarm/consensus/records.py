@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from swarm.columns import MAX_VARIANTS
+from swarm.columns import MAX_VARIANTS, becomes, joined
 from swarm.consensus.admissions import ADMISSIONS_BYTES, Admissions
 from swarm.consensus.committed import UnpackedRow, pack, unpack
 from swarm.consensus.faults import BARRED_BYTES, FAULT_BYTES, MAX_BARRED, MAX_FAULTS, Fault
@@ -33,7 +33,7 @@ from swarm.consensus.roster import Member, Roster
 from swarm.consensus.slowness import Barred, Slow
 from swarm.consensus.trials import Trial, Words, failed, resting
 from swarm.errors import Refused
-from swarm.ids import PeerId, StepWork
+from swarm.ids import PartName, PeerId, StepWork
 from swarm.schema import (
     LISTED,
     MAX_BYTES_PER_S,
@@ -289,6 +289,11 @@ class CloseRecord(Message):
     def age(self) -> tuple[int, int]:
         """Return what orders the records of a run: a later one has a greater age."""
         return self.returns, self.step
+
+    def told_of(self, part: PartName) -> str:
+        """Return what replicas of a part of the step said of their state after it, where the record has it: the part's
+        digest, or those of the stages that it has turned into (:func:`~swarm.columns.joined`)."""
+        return joined(self.digests.get(one, "") for one in ((part,) if part in self.digests else becomes(part)))
 
     def follows(self, before: CloseRecord) -> bool:
         """Return whether it is of the very next step of the same history."""

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
-from swarm.columns import columns, takes
+from swarm.columns import columns, held_columns, takes
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.slowness import Barred, Slow, dismissed
 from swarm.errors import Advice, Ending, RunEnded
-from swarm.ids import ENDS, PartName, PeerId, distinct_names, stage_of, stage_part, variant_of
+from swarm.ids import ENDS, PartName, PeerId, distinct_names, variant_of
 from swarm.schema import ID_TAIL, BesideField, MachineField, Message, NameField, PartField, PeerIdField, RegionField
 from swarm.security.borders import OPEN, Borders
 
@@ -140,11 +140,11 @@ class Roster:
 
     def _whole_homes(self, out: Container[str]) -> set[str]:
         """Return the organisations that have every stage. O(members)."""
-        held: dict[str, set[str]] = {}
+        held: dict[str, set[PartName]] = {}
         for member in self.members:
             if member.role == "stage" and member.part is not None and member.peer not in out:
-                held.setdefault(self.borders.home(member.peer), set()).add(member.part)
-        return {home for home, parts in held.items() if home and len(parts) == len(self._way(None))}
+                held.setdefault(self.borders.home(member.peer), set()).add(PartName(member.part))
+        return {home for home, parts in held.items() if home and len(held_columns(parts)) == len(self._way(None))}
 
     def feeding(self, out: Container[str] = ()) -> tuple[PeerId, ...]:
         """Return the trainers whose microbatches count without those that are ``out``: who is there, and has a way."""
@@ -294,9 +294,9 @@ def lacking(roster: Roster, lost: Collection[str]) -> tuple[tuple[str, PartName]
     where microbatches stay in it."""
     homes = {roster.borders.home(trainer): trainer for trainer in roster.trainers}
     return tuple(
-        (home, stage_part(column))
+        (home, parts[0])
         for home, trainer in sorted(homes.items())
-        for column, replicas in enumerate(roster.columns(near=trainer))
+        for parts, replicas in zip(columns(roster.parts), roster.columns(near=trainer), strict=True)
         if home and all(peer in lost for peer in replicas)
     )
 
@@ -318,8 +318,8 @@ class HowToJoin(Protocol):
 
 def join_words(part: PartName | None, *, open_port: bool = False) -> str:
     """Return how somebody joins, in words that name no command: see :class:`HowToJoin`."""
-    stage = None if part is None else stage_of(part)
-    role = "as a trainer" if stage is None else f"as a host of stage {stage}"
+    stages = () if part is None else held_columns((part,))
+    role = "as a trainer" if not stages else f"as a host of stage {stages[0]}" if len(stages) == 1 else "as a host"
     return f"{role}, at a port opened in its firewall" if open_port else role
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
+
+UNSAID: Mapping[str, bool] = MappingProxyType({"unsaid": True})
+"""Of a field that is not written where it says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +34,8 @@ class Event:
 
     def fields(self) -> dict[str, Any]:
         """The event's own fields as plain data."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        each = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {field.name: value for field, value in each if value or not field.metadata.get("unsaid")}
 
 
 class EventSink(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm.events.base import Event
+from swarm.events.base import UNSAID, Event
 from swarm.ids import MicrobatchId, PartName, PeerId
 
 
@@ -102,12 +102,13 @@ class GradientsFarOut(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulated(Event):
     """A replica added one microbatch's gradient to a step: computed, where it was fed ``early``, with the parameters of
-    one record before."""
+    one record before. ``hop`` says for which of the stages that share the part; 0 elsewhere."""
 
     step: int
     microbatch: MicrobatchId
     part: PartName
     early: bool = False
+    hop: int = field(default=0, metadata=UNSAID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,7 @@ class ContributionReplayed(Event):
     microbatch: MicrobatchId
     part: PartName
     early: bool = False
+    hop: int = field(default=0, metadata=UNSAID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ class ContributionReversed(Event):
     microbatch: MicrobatchId
     part: PartName
     early: bool = False
+    hop: int = field(default=0, metadata=UNSAID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,10 +80,11 @@ class Announcer:
         settings = self._settings
         if settings.role != "stage":
             return
-        unfit = await asyncio.to_thread(unfit_parts, self._around, settings.role, settings.stage)
+        parts = self._around.manifest.parts
+        unfit = await asyncio.to_thread(unfit_parts, self._around, parts, settings.role, settings.stage)
         self._unfit = held_columns(unfit)
         wished = None if settings.stage is None else (settings.stage,)
-        if len(unfit) >= max(1, len(host_parts(self._around.manifest.split.parts, wished))):
+        if len(unfit) >= max(1, len(host_parts(parts, wished))):
             none = "no stage fits: " if settings.stage is None else ""
             raise RunEnded(none + next(iter(unfit.values())), Ending.MISUSED, remedy=MORE_MEMORY)
 

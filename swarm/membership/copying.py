@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from swarm.columns import becomes
 from swarm.consensus.copies import copies_of
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.ids import PartName
@@ -112,9 +113,14 @@ class Copying:
         before, self._own = self._own, self._part_in(record)
         if self._own is not None and self._own != before:
             wanted |= {self._own} & self._kept.keys()  # this very record makes it ours: it may be taken yet
-            self._taken |= {before} if before is not None else set()  # it is here, and may be kept: see keep
+            self._taken |= set(() if before is None else becomes(before))  # it is here, and may be kept: see keep
         self._wanted = wanted
         self._changed.set()
+
+    @property
+    def wanted(self) -> frozenset[PartName]:
+        """Return the parts of which this peer is to keep a copy by the newest record."""
+        return self._wanted
 
     async def take(self, part: PartName, step: int) -> Snapshot | None:
         """Our copy's state after this step, for a part to train; it is a copy no longer, until the next record says

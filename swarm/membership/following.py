@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from swarm.columns import becomes
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import ConfigError, Refused, RunEnded, StateError
 from swarm.events import LateWorkLost, PeerReady, ResidualLost
@@ -14,6 +15,7 @@ from swarm.ids import PartName, PeerId
 from swarm.membership.copying import Copying
 from swarm.membership.download import download_part
 from swarm.membership.holding import RoleManager
+from swarm.membership.joining import PARTED
 from swarm.membership.observer_service import ObserverService
 from swarm.membership.part_memory import check_memory
 from swarm.membership.parts import blank, build_empty
@@ -132,6 +134,38 @@ class Following:
         await self.prepare(part, record)
         return ""
 
+    async def _part(self, held: TrainedPart, decision: Decision) -> None:
+        """With this record stages share their layers no more: hold as the stage that it gives us what we held as all of
+        them, with what was rounded off, and so the copies that this peer is to keep; who follows it with our help gets
+        its last update first."""
+        record, around = decision.record, self._run.around
+        name = PartName(record.members[around.endpoint.peer].part or "")
+        await self._observers.publish(decision, held.spec.name)
+        self._run.situation.moved(name, PARTED)
+        self._holding.let_go()
+        for other in self._copying.wanted.intersection(becomes(held.spec.name)) - {name}:
+            state = await around.device.run(held.parted, other)
+            await self._copying.keep(await asyncio.to_thread(state.apart), record)
+        part, state = await build_empty(around, name), await around.device.run(held.parted, name)
+        await around.device.run(part.install, state)
+        part.feedback = held.feedback
+        await self.prepare(part, record)
+        await self._observers.copied(name, replace(decision, mean=None))
+
+    async def _publish(self, decision: Decision, name: PartName | None) -> str:
+        """Serve observers, with the part ``name`` from now on where the record names us; returns what is in the way of
+        that."""
+        held, lacks = self._holding.part, ""
+        if held is not None and name != held.spec.name and name in becomes(held.spec.name):
+            await self._part(held, decision)
+            return ""
+        if name is not None and (self._run.situation.part or "") != name:
+            lacks = await self._move(decision.record)
+            decision = replace(decision, mean=None)  # it is of the part that was held
+            held = self._holding.part
+        await self._observers.publish(decision, None if held is None else held.spec.name)
+        return lacks
+
     # --- from record to record -----------------------------------------------------------------------------------
 
     async def decided(self, decision: Decision) -> str:
@@ -146,13 +180,10 @@ class Following:
         if self._was_member:
             self._run.deadline.observe(seconds)
         await self._copying.decided(decision)
-        lacks = ""
-        if inside and self._run.situation.part != roster[me].part:
-            lacks = await self._move(record)
-            decision = replace(decision, mean=None)  # it is of the part that was held
+        lacks = await self._publish(decision, PartName(roster[me].part or "") if inside else None)
         held = self._holding.part
-        await self._observers.publish(decision, None if held is None else held.spec.name)
-        await self._run.keeper.decided(decision, held, departed=self._at.departed)
+        kept = None if held is None or held.spec.name not in record.digests else held  # who leaves may hold none of it
+        await self._run.keeper.decided(decision, kept, departed=self._at.departed)
         if self._run.rules.over(record) or self._at.departed:
             watch.follow(())
             return lacks

@@ -25,7 +25,7 @@ from swarm.health.watch import PING_TIMEOUT_S
 from swarm.ids import ENDS, PeerId
 from swarm.membership.founding_record import FoundingTimeout, Origin, enough, found, gather_candidates
 from swarm.membership.roles import PeerContext
-from swarm.membership.rules import update_of
+from swarm.membership.rules import spec_of, update_of
 from swarm.membership.state_keeper import Beginning
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec
@@ -82,7 +82,8 @@ class InitialWeights:
 
     async def load(self, told: Callable[[int, int], None]) -> tuple[Origin, list[Snapshot]]:
         """See :class:`Beginning`."""
-        specs, snapshots = family_of(self._around.manifest.model).parts(self._around.manifest.split), list[Snapshot]()
+        manifest, snapshots = self._around.manifest, list[Snapshot]()
+        specs = [spec_of(manifest, name) for name in manifest.parts]
         for spec in specs:
             told(len(snapshots), len(specs))
             snapshots.append(await self._around.device.run(self._make, spec))
@@ -198,7 +199,7 @@ class Founder:
     def _enough(self, found: Sequence[Candidate]) -> tuple[bool, str]:
         """Return whether the run can start with these, and what it waits for. Where they are enough, and have the
         memory for some stages only, or no vote, one more is let in."""
-        start, parts = self._around.manifest.run.start_when, self._around.manifest.split.parts
+        start, parts = self._around.manifest.run.start_when, tuple(self._origin.digests)
         complete, reason = enough(found, start.stage_hosts, start.trainers)
         problem = without_memory(found, parts, self._origin.homes(found)) or self._without_vote(found)
         if complete and problem:
@@ -218,7 +219,7 @@ class Founder:
         """Raises RunEnded where one replica of each part is to reduce for the others, and nobody can call one."""
         manifest = self._around.manifest
         if manifest.averaging.strategy == "server":
-            roster, _ = assign_stages(candidates, manifest.split.parts, self._origin.homes(candidates))
+            roster, _ = assign_stages(candidates, self._origin.digests, self._origin.homes(candidates))
             if problem := without_server(roster, self._around.how_to_join):
                 raise RunEnded(f"the run cannot start: {problem}", Ending.UNREACHABLE)
 

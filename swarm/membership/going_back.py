@@ -53,17 +53,17 @@ class Checkpoints:
     async def newest(self, peers: Sequence[PeerId]) -> Proof | str:
         """Return the newest record of which these peers have every part, with its proof; else what they lack. Whether
         it is the run's, others judge. Cost: a list from each of them."""
-        head, parts = self._run.history.head, self._run.rules.parts
+        head, cuts = self._run.history.head, self._around.manifest.cuts
         last = head.step - 1 if head.repeats else head.step  # that one was not to be had after all
         donors = [donor for peer in peers if (donor := self._donor(peer)) is not None]
         offers = [offer for found in await asyncio.gather(*map(_offers, donors)) for offer in found]
-        for plan in plans(offers, (), parts, last_step=last, believed=donors):
+        for plan in plans(offers, (), cuts, last_step=last, believed=donors):
             for donor in plan.attested:
                 proof = await self._proof(donor, plan.step)
                 if proof is not None and proof.record.digests == plan.digests:
                     return proof
-        held = [offer for offer in offers if offer.step <= last and set(offer.digests) == set(parts)]
-        return _lack(lacking(held, (), parts), head.members, peers)
+        held = [offer for offer in offers if offer.step <= last and set(offer.digests) in map(set, cuts)]
+        return _lack(lacking(held, (), cuts), head.members, peers)
 
     async def knows(self, step: int, record: str) -> bool:
         """Return whether the record of a step, by its hash, was decided here, or lies with a checkpoint here."""

@@ -57,6 +57,7 @@ count on this peer."""
 FIRST_PAUSE_S = 0.2
 UNADMITTED = 2
 """So many peers, where there are as many, must say that our invite does not count, before we believe it."""
+PARTED = "the stages share their layers no more"
 MAX_LEADERS = 4
 """How many of a step's succession are asked who leads it; all of it where the step waits for just that."""
 LISTEN_EVERY_S = 30.0
@@ -134,6 +135,7 @@ class Joining:
                 return False
         await insist_on_being_reached(self._around, head.members.peers)
         # Once it holds a state it keeps its place, also when it has to start over.
+        self._check_parted(head)
         name = self._run.situation.part if self._placed(head) else await self._survey.choose(head, lost)
         donors = self._donors(head, name, contact, self._attempts + (name in lost))
         self._attempts += 1
@@ -207,6 +209,16 @@ class Joining:
             raise RunEnded(f"this peer takes no part: {barred_words(barred, last)}", Ending.FAILED)
         if head.step + 1 >= last:
             raise RunEnded(f"only the last step, {last}, of the run is left: no peer can join with it", Ending.FAILED)
+
+    def _check_parted(self, head: CloseRecord) -> None:
+        """Begin with nothing where there is no such part any more as was held, or fetched, for stages have parted; with
+        the one that a record gives us, where it does."""
+        me, held = self._around.endpoint.peer, self._run.situation.part
+        if held is None or held in head.digests:
+            return
+        self._state, self._prepared = StateFetch(self._run.around), False
+        if self._at.names(head) and (part := head.members[me].part) is not None:
+            self._run.assigned(PartName(part), PARTED, head)
 
     def _placed(self, head: CloseRecord) -> bool:
         """Return whether this peer keeps its place: it has to start over, or was moved there and has nothing of it

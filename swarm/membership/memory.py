@@ -8,7 +8,7 @@ What is neither (torch, buffers of the network, what a backward makes) is in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from torch import Tensor
@@ -129,14 +129,14 @@ def lacking_to_move(around: MemoryContext, held: TrainedPart, name: PartName, of
     return lacking_memory(around, name, here=copied + on_host + of_the_step - stays, here_apart=apart)
 
 
-def unfit_parts(around: MemoryContext, role: str, stage: int | None) -> dict[PartName, str]:
-    """Return the parts that a peer of this role might take (``stage``: this one alone) and whose training its memory
-    does not hold, each with the reason. Blocking: some milliseconds a part."""
+def unfit_parts(around: MemoryContext, there: Sequence[PartName], role: str, stage: int | None) -> dict[PartName, str]:
+    """Return the parts of these that a peer of this role might take (``stage``: this one alone) and whose training its
+    memory does not hold, each with the reason. Blocking: some milliseconds a part."""
     parts: Iterable[PartName] = ()
     if role == "stage":
-        parts = host_parts(around.manifest.split.parts, None if stage is None else (stage,))
+        parts = host_parts(there, None if stage is None else (stage,))
     elif role == "trainer":
-        parts = set(around.manifest.split.parts) & {ENDS}
+        parts = set(there) & {ENDS}
     reasons = {part: lacking_memory(around, part) for part in parts}
     return {part: reason for part, reason in reasons.items() if reason}
 

@@ -310,7 +310,7 @@ def prepare_update(
     name = part.spec.name
     clip = factor(record.clip, record.caps.get(name, 1.0))
     found = prepare(mean, lr=record.lr, clip=clip, step=record.step, fed=fed(record.committed, name))
-    if found != record.digests.get(name):
+    if found != record.told_of(name):
         part.discard()
         raise StateError(
             f"the update of {name} for step {record.step} from {guide or 'one of its replicas'} gives digest "

@@ -31,7 +31,7 @@ from swarm.membership.observer import Observer, ObserverContext, take_update
 from swarm.membership.observer_service import LEASE_S
 from swarm.membership.parts import Sparing, ensure_frozen
 from swarm.membership.roles import PeerContext
-from swarm.membership.rules import spec_of, update_of
+from swarm.membership.rules import parting_of, spec_of, update_of
 from swarm.optim.part import PartState
 from swarm.security.signing import verify
 from swarm.state.snapshot import Cut, Snapshot
@@ -289,7 +289,9 @@ class PartCopy:
 
     def _empty(self) -> PartState:
         manifest = self._context.around.manifest
-        return PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
+        state = PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
+        state.parting = parting_of(manifest, self.part)
+        return state
 
     async def _observe(self, decision: Decision) -> None:
         """The copy holds the result of this decision."""

@@ -16,7 +16,7 @@ from swarm.errors import ConfigError, StateError
 from swarm.events import FrozenFetching, FrozenReady, SyncProgress
 from swarm.ids import PartName, PeerId
 from swarm.membership.roles import PeerContext
-from swarm.membership.rules import local_rules_of, spec_of, update_of
+from swarm.membership.rules import local_rules_of, parting_of, spec_of, update_of
 from swarm.models.lora import BaseLayout, LoraFamily, Stored
 from swarm.models.passes import rehearse
 from swarm.models.registry import family_of, lora_of
@@ -59,6 +59,7 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
                 accumulator=accumulator,
                 window=2 if manifest.speed.overlaps else 1,
             )
+        part.parting = parting_of(manifest, name)
         if stored is not None:
             part.install_base(stored)
         if manifest.optimizer.trainer_test:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
-from swarm.columns import held_columns
+from swarm.columns import becomes, columns_of
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.faults import HopFault, auditors
@@ -23,7 +23,7 @@ from swarm.device import Device
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, WrongStep
 from swarm.events import EventSink
 from swarm.health.watch import HealthWatch
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.admission import AdmissionService
 from swarm.membership.gate import CallGate
 from swarm.membership.part_memory import Checkpointing, GraphMemory
@@ -39,6 +39,7 @@ from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.seals import Seals
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
+from swarm.pipeline.stage.shared import SharedServer
 from swarm.pipeline.trainer.audits import Audits, HopClaim
 from swarm.pipeline.trainer.flight import EarlyRules, InFlight
 from swarm.pipeline.trainer.held_out import HeldOut, HeldOutRows
@@ -138,9 +139,12 @@ def journeys_of_a_trainer(specs: BoundarySpecs) -> int:
 
 
 def open_bounds(manifest: Manifest, bounds: Bounds, part: TrainedPart, record: CloseRecord) -> None:
-    """Bound work of the step after this record, where the manifest says so, by what is usual."""
+    """Bound work of the step after this record, where the manifest says so, by what is usual; of a stage that has just
+    parted from others, by what was of all of them."""
     if influence := manifest.optimizer.influence:
-        bounds.open(record.step, record.usual.get(part.spec.name, (0.0, 0.0)), influence)
+        name = part.spec.name
+        usual = (lengths for one, lengths in record.usual.items() if name in (one, *becomes(PartName(one))))
+        bounds.open(record.step, next(usual, (0.0, 0.0)), influence)
 
 
 def _participants(roster: Roster) -> Participants:
@@ -152,17 +156,26 @@ class StageRole:
     """Hosts one replica of a stage."""
 
     def __init__(self, around: PeerContext, part: TrainedPart, roster: Roster) -> None:
-        (stage,) = held_columns((part.spec.name,))
-        manifest, specs = around.manifest, around.boundary(stage, stage + 1)
-        self.part, self._manifest, self._specs, most = part, manifest, specs, journeys_of_a_trainer(specs)
+        self.part, self._around, self._manifest = part, around, around.manifest
+        self._specs, self._bounds = list[BoundarySpecs](), list[Bounds]()
+        most = journeys_of_a_trainer(around.boundary(0, 1))
         self._memory = GraphMemory(around, part, around.activation_checkpointing, journeys=most)
         self._memory.follow(roster)
         under_way = max(64, 16 * len(roster.trainers), min(most, self._memory.fits))
-        defers = around.deferred_weights and manifest.averaging.mode == "sync" and not manifest.speed.overlaps
-        part.defer_weight_gradients(defers)
+        mode = self._manifest.averaging.mode
+        self._defers = around.deferred_weights and mode == "sync" and not self._manifest.speed.overlaps
+        part.defer_weight_gradients(self._defers)
+        stages = columns_of(part.spec.name)
+        servers = [self._server(stage, len(stages), under_way, roster) for stage in stages]
+        self.service = servers[0] if len(servers) == 1 else SharedServer(servers)
+
+    def _server(self, stage: int, of: int, under_way: int, roster: Roster) -> StageServer:
+        """Return what serves one of the stages, ``of`` so many, in which this replica may stand."""
+        around, manifest, part = self._around, self._manifest, self.part
+        specs, hop = around.boundary(stage, stage + 1), stage if of > 1 else 0
         settings = StageSettings(
             run=manifest.run_id,
-            seed=manifest.run.seed,
+            seed=manifest.run.seed + hop,  # stages that share layers drop other elements
             part=part.spec.name,
             stage=stage,
             stages=manifest.split.stages,
@@ -170,12 +183,16 @@ class StageRole:
             max_queue=under_way,
             max_under_way=under_way,
             max_fed=2 * manifest.step_microbatches,
+            retention_bytes=RETENTION_BYTES // of,
             ahead=manifest.speed.overlaps,
-            deferred_bytes=self._memory.deferrable() if defers else 0,
+            deferred_bytes=self._memory.deferrable() // of if self._defers else 0,
             mixture=family_of(manifest.model).mixture,
+            hop=hop,
         )
         compute = StageCompute(around.device.place(part), specs, around.device.torch_device)
-        compute.most_loss, self._bounds = most_loss(manifest), compute.bounds
+        compute.most_loss = most_loss(manifest)
+        self._specs.append(specs)
+        self._bounds.append(compute.bounds)
         context = StageContext(
             endpoint=around.endpoint,
             device=around.device,
@@ -185,13 +202,14 @@ class StageRole:
             events=around.events,
             clock=around.clock,
         )
-        self.service = StageServer(settings, context, _participants(roster))
+        return StageServer(settings, context, _participants(roster))
 
     def opened(self, record: CloseRecord) -> None:
         """The step after this record is open."""
         roster, after = record.members, record.hash()[:AFTER_CHARS]
-        open_boundary(self._manifest, self._specs, record)
-        open_bounds(self._manifest, self._bounds, self.part, record)
+        for specs, bounds in zip(self._specs, self._bounds, strict=True):
+            open_boundary(self._manifest, specs, record)
+            open_bounds(self._manifest, bounds, self.part, record)
         self.service.open_step(record.step + 1, _participants(roster), after, record.previous[:AFTER_CHARS])
         self._memory.follow(roster)
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from swarm.columns import host_parts
+from swarm.columns import becomes
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.records import NO_RECORD, record_room
 from swarm.errors import StateError
-from swarm.ids import PartName
-from swarm.models.registry import family_of, lora_of
+from swarm.ids import PartName, shared_by
+from swarm.models.registry import delinked_at, family_of, lora_of
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalRules
 from swarm.optim.muon import Muon
 from swarm.optim.outer import LONGEST, Outer, OuterNesterov
+from swarm.optim.part import Parting
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.sgd import Sgd
 from swarm.optim.update import Update
@@ -100,7 +101,7 @@ def _largest_share(manifest: Manifest) -> float:
 def averaged_bytes(manifest: Manifest) -> dict[PartName, int]:
     """Bytes of each part's sum when it is averaged, about, as far as no codec makes them fewer."""
     family, item = family_of(manifest.model), 8 if manifest.run.reproducible else 4
-    parts, share = family.parts(manifest.split), _largest_share(manifest)
+    parts, share = [spec_of(manifest, name) for cut in manifest.cuts for name in cut], _largest_share(manifest)
     sizes = {part.name: item * family.cost(part, manifest.model.context).parameters for part in parts}
     return {part: math.ceil(size * share) for part, size in sizes.items()}
 
@@ -133,7 +134,6 @@ def move_rules(manifest: Manifest) -> MoveRules:
     """Return what the manifest says of moving between stages."""
     return MoveRules(
         on=manifest.rebalance.moves,
-        parts=host_parts(manifest.split.parts),
         copies=manifest.run.copies,
         steps=manifest.run.steps,
         codecs=codec_rules(manifest),
@@ -187,7 +187,6 @@ def rules_of(manifest: Manifest) -> StepRules:
         target=target,
         max_share=batch.max_share,
         max_tokens=batch.microbatch_size * manifest.model.context,
-        parts=manifest.split.parts,
         max_members=record_room(target, stages, MAX_BODY_BYTES, closed=manifest.admission.closed),
         reproducible=manifest.run.reproducible,
         choices=manifest.split.choices,
@@ -210,13 +209,24 @@ def rules_of(manifest: Manifest) -> StepRules:
         influence=manifest.optimizer.influence,
         tries_trainers=manifest.optimizer.trainer_test,
         admission=AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes),
+        delink_at=delinked_at(manifest.model),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )
 
 
+def parting_of(manifest: Manifest, name: PartName) -> Parting | None:
+    """Return what becomes of a part of the run that stages share; None for any other, and where they share it to the
+    end. Builds them without weights."""
+    if not shared_by(name) or not (step := delinked_at(manifest.model)):
+        return None
+    family, vectors = family_of(manifest.model), update_of(manifest).vectors
+    specs = [spec_of(manifest, part) for part in becomes(name)]
+    return Parting(step, {spec.name: family.layout(family.build(spec)).kept_by(vectors) for spec in specs})
+
+
 def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
     """Return what a part of the run's model is made of. Raises StateError for one that the model does not have."""
-    spec = next((spec for spec in family_of(manifest.model).parts(manifest.split) if spec.name == name), None)
+    spec = family_of(manifest.model).part(manifest.split, name)
     if spec is None:
         raise StateError(f"{name} is not a part of this run's model")
     return spec

@@ -181,7 +181,8 @@ class RunContext:
 
     def averaging_s(self, plainly: Collection[str]) -> float:
         """Return how long the averaging of the slowest part may take; these parts average plainly."""
-        return max(self.round_deadline(part, part in plainly).seconds for part in self.rules.parts)
+        there = self.position.roster.parts
+        return max(self.round_deadline(part, part in plainly).seconds for part in there)
 
     def question_s(self) -> float:
         """Return how long the last question of the open step's leader may take, as far as it was heard here."""

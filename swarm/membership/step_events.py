@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swarm.columns import held
+from swarm.columns import digests_said, held
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Member, Roster, lost_parts, owner
 from swarm.device import device_name
@@ -134,7 +134,8 @@ class StepEvents:
 
     def _step(self, record: CloseRecord, before: Roster, seconds: float, *, whole: bool, digest: str) -> None:
         events = self._around.events
-        mine = {str(before[self._around.endpoint.peer].part): digest} if digest else {}
+        part = PartName(before[self._around.endpoint.peer].part or "")
+        mine = {str(one): said for one, said in digests_said(part, digest).items()} if digest else {}
         if record.void:
             self._given_up(record, before, record.members)
         if self._around.manifest.averaging.feeds_back:

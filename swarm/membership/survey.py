@@ -145,12 +145,12 @@ class Survey:
     async def choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Choose what this peer holds when it joins after the record ``head``, and say so in an event; of a part that
         is ``lost`` see :meth:`lost`. Raises RunEnded when the run has no such place, or none that fits."""
-        parts, settings, me = self._around.manifest.split.parts, self._run.settings, self._endpoint.peer
+        parts, settings, me = head.members.parts, self._run.settings, self._endpoint.peer
         free = settings.role == "stage" and settings.stage is None
         leaving, arriving = await asyncio.gather(self._leaving(head.members), self._arriving()) if free else ((), {})
         home = self._home(head.members, me, self._around.credential)
         arriving = {p: one for p, one in arriving.items() if self._home(head.members, p, one.credential) == home}
-        unfit = await asyncio.to_thread(unfit_parts, self._around, settings.role, settings.stage)
+        unfit = await asyncio.to_thread(unfit_parts, self._around, parts, settings.role, settings.stage)
         places = Places(
             parts=parts,
             lost={*lost, *(part for at, part in self._lacking if at == home)},

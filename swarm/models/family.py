@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from swarm.columns import becomes
 from swarm.errors import BugError, ConfigError
+from swarm.ids import PartName, shared_by
 from swarm.models.layout import FlatLayout
 from swarm.models.loss import cross_entropy, cross_entropy_in_pieces, pieces
 from swarm.models.packing import packed
@@ -199,6 +201,14 @@ class ModelFamily(ABC):
     def parts(self, split: SplitConfig) -> tuple[PartSpec, ...]:
         """See :func:`~swarm.models.spec.split_layers`."""
         return split_layers(self.layers, split)
+
+    def part(self, split: SplitConfig, name: PartName) -> PartSpec | None:
+        """Return what a part is made of, one that stages share of the first one's layers; None for one that the model
+        does not have."""
+        there = {spec.name: spec for spec in self.parts(split)}
+        if shared_by(name) == split.stages:
+            return replace(there[becomes(name)[0]], name=name)
+        return there.get(name)
 
     @abstractmethod
     def build(self, spec: PartSpec) -> PartModule:

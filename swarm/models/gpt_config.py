@@ -5,6 +5,7 @@ Shapes: T context length, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -48,6 +49,10 @@ class GptConfig(Section):
     """Fraction dropped in training."""
     compute: DType = "float32"
     """Data type of the blocks; a CPU without AVX-512 multiplies bfloat16 up to 50 times slower."""
+    share: Annotated[Literal["none", "stages"], Field(exclude_if=lambda share: share == "none")] = "none"
+    """``stages``: all stages have the same layers, so that any host serves any of them; ``none``: each has its own."""
+    delink_at: Annotated[int, Field(ge=0, lt=10**9, exclude_if=operator.not_)] = 0
+    """Step with whose close stages share nothing any more: each goes on by itself from what they shared; 0: never."""
     lora: Annotated[LoraConfig | None, Field(exclude_if=lambda value: value is None)] = None
 
     @property
@@ -82,6 +87,12 @@ class GptConfig(Section):
                 f"a divisor of model.heads = {self.heads}",
                 "Change it or leave it out.",
             )
+        if self.share == "none" and self.delink_at:
+            remedy = 'Set model.share = "stages", or leave it out.'
+            raise ConfigError("model.delink_at", self.delink_at, 'none with model.share = "none"', remedy)
+        if self.share != "none" and self.lora is not None:
+            why = "adapters are of the layers of one stage"
+            raise ConfigError("model.share", self.share, '"none" with model.lora', "Leave it out.", why=why)
         targets = () if self.lora is None else self.lora.targets
         if targets and not any(name.rpartition(".")[2] in LINEAR for name in targets):
             remedy = "Name some of them, or leave it out for all."

@@ -34,7 +34,9 @@ class GptFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         model = self._model
         blocks = f"{model.layers} block{'' if model.layers == 1 else 's'}"
-        return f"{blocks} of width {model.dim}, context {model.context}, computed in {model.compute}"
+        until = f" to the end of step {model.delink_at}" if model.delink_at else ""
+        shared = "" if model.share == "none" else f", the same in all stages{until}"
+        return f"{blocks} of width {model.dim}, context {model.context}, computed in {model.compute}{shared}"
 
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`: :class:`~swarm.models.gpt.Ends` or

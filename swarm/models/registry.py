@@ -66,6 +66,17 @@ def lora_of(model: ModelConfig) -> LoraConfig | None:
     return lora
 
 
+def shares(model: ModelConfig) -> bool:
+    """Return whether a run of this model begins with stages that share their layers."""
+    return getattr(model, "share", "none") != "none"  # a family that has no such key shares none
+
+
+def delinked_at(model: ModelConfig) -> int:
+    """Return the step with whose close stages share nothing any more; 0 where they never do, or never stop."""
+    step: int = getattr(model, "delink_at", 0)
+    return step
+
+
 # --- the manifest's [model] ------------------------------------------------------------------------------------------
 
 

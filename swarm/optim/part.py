@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from swarm.columns import joined
 from swarm.errors import BugError, Refused, StateError, WrongStep
-from swarm.ids import StepWork
+from swarm.ids import PartName, StepWork
 from swarm.models.family import PartModule
 from swarm.models.layout import FlatLayout, install_weights, refresh_weights
 from swarm.models.lora import Stored, frozen_tensors, install_base
@@ -130,6 +132,16 @@ class ErrorFeedback:
 # --- the state alone: weights and what the optimizer keeps, and how an update changes them ----------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """What becomes of a part that stages share: with the close of the first step from ``step`` on its state is that of
+    each of them, whose layouts are the same but for names. A function of the state alone, so that whoever holds one
+    holds them all, and nothing travels."""
+
+    step: int
+    layouts: Mapping[PartName, FlatLayout]
+
+
 _CPU = torch.device("cpu")
 
 
@@ -140,6 +152,8 @@ class PartState:
     lent over a swap, as much again.
     """
 
+    parting: Parting | None = None
+    """Of a part that is shared for some steps only."""
     _kept = 0
     """How many vectors, from the first, must stay as they are when a step makes others of them, lent or not."""
 
@@ -185,12 +199,19 @@ class PartState:
         self._lent.add(snapshot)
         return snapshot
 
+    def parted(self, part: PartName) -> Snapshot:
+        """The state after :attr:`step` as that of one of the stages that share it no more. It lends the vectors, and
+        this part must not be swapped after it: there is nothing more to do with it."""
+        assert self.parting is not None  # noqa: S101 - asked before
+        return Snapshot(part=part, step=self.step, layout=self.parting.layouts[part], vectors=self._installed())
+
     def averaged(self, step: int) -> slice:
         """The elements whose mean closes this step."""
         return self._update.averaged(self.layout, step)
 
     def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int, fed: bool = True) -> str:
-        """Compute what the state after ``step`` will be; returns its digest, which the close record names.
+        """Compute what the state after ``step`` will be; returns its digest, which the close record names; of one that
+        stages part with (:class:`Parting`), that of each.
 
         ``mean`` is what the replicas agreed on, float32 on CPU, of what :meth:`averaged` says, the same bits on every
         one; it is kept, and must stay as it is, until the swap. Where nobody ``fed`` the part in the step, and
@@ -204,7 +225,9 @@ class PartState:
         self._plan = self._update.plan(state, mean, self.layout, numbers, self._device)
         if not fed and not bool(mean.any()):
             self._plan = StepPlan((mean,), (ElementRun(0, self.layout.elements, stay),))
-        return root_of(self.spec.name, self.layout, hashes_after(self._plan, state))
+        parting, hashes = self.parting, hashes_after(self._plan, state)
+        after = {self.spec.name: self.layout} if parting is None or step < parting.step else parting.layouts
+        return joined(root_of(part, layout, hashes) for part, layout in after.items())
 
     def swap(self) -> None:
         """Take the prepared step, and the next one is open. Raises BugError when none is prepared. Cost: a step of the

@@ -96,7 +96,8 @@ class StageSettling:
 
     async def held(self, step: int) -> frozenset[StepWork]:
         """See :class:`Settling`."""
-        held = await self._context.device.run(self._context.compute.held, step)
+        there = await self._context.device.run(self._context.compute.held, step)
+        held = frozenset(work for work in there if work.hop == self._settings.hop)
         for work in list(self._computed):  # the one who waited for these was cancelled while the device computed
             self._follow_up(work)
         return held

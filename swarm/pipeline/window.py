@@ -30,10 +30,10 @@ class AboutWork(Protocol):
 
 class StepWindow:
     """The open ``step``, which follows the record whose hash begins with ``after``, as that follows ``before``. With
-    ``ahead`` the next step may be fed early."""
+    ``ahead`` the next step may be fed early; ``hop`` is that of :class:`~swarm.ids.StepWork`."""
 
-    def __init__(self, *, ahead: bool = False) -> None:
-        self.ahead, self.step, self.after, self.before = ahead, 0, "", ""
+    def __init__(self, *, ahead: bool = False, hop: int = 0) -> None:
+        self.ahead, self.hop, self.step, self.after, self.before = ahead, hop, 0, "", ""
 
     def open_step(self, step: int, after: str, before: str) -> None:
         """This step is open from now on."""
@@ -43,7 +43,7 @@ class StepWindow:
         """Return what a message is about. It is early work if the record that it follows is not the one before its
         step but the one before that: of the step after the open one only such work is known to follow the right one."""
         follows = {self.step: self.before, self.step + 1: self.after}.get(about.step, "")
-        return StepWork(about.step, about.microbatch, self.ahead and about.after == follows != "")
+        return StepWork(about.step, about.microbatch, self.ahead and about.after == follows != "", self.hop)
 
     def after_of(self, work: StepWork) -> str:
         """Return how the hash of the record begins that work of the open step follows, or early work of the next."""

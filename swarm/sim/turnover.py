@@ -160,7 +160,7 @@ class Turnover:
     def __post_init__(self) -> None:
         case = self.case
         self.parts = stage_parts(case.stages)
-        self._rules = ChangeRules(RosterRules(RUN, self.parts, 20_000), lambda peer, data, signature: True)
+        self._rules = ChangeRules(RosterRules(RUN, 20_000), lambda peer, data, signature: True)
         self._rng = random.Random(f"flow {case.seed}")
         founders = [self._named(place) for place in range(case.places)]
         candidates = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,10 @@ class Snapshot:
         """A state of zeros, to be filled through its :meth:`buffers` by the one who makes it."""
         vectors = tuple(torch.zeros(layout.elements, dtype=torch.float32) for _ in layout.vectors)
         return Snapshot(part=part, step=step, layout=layout, vectors=vectors)
+
+    def apart(self) -> Snapshot:
+        """Return the same state in vectors of its own."""
+        return replace(self, vectors=tuple(vector.clone() for vector in self.vectors))
 
     @property
     def params(self) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from swarm.columns import held
 from swarm.consensus.ledger import weights
+from swarm.consensus.placement import holding
 from swarm.consensus.records import CloseRecord, Contribution, GradientLengths, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.consensus.trials import Trial
@@ -194,9 +195,9 @@ def gone_back(
     head: CloseRecord, term: int, roster: Roster, absent: tuple[str, ...], most: int, to: CloseRecord
 ) -> CloseRecord:
     """The record with which the run goes back from ``head`` to the state after an earlier one, ``to``. Pure: every
-    member computes the same. Weights and cursors are those of then; who takes part, and what is known of links, are of
-    now. What replicas were owed for a close that they had missed is of steps that do not count; whom the run takes
-    nothing from since then rests on, by no words of such steps."""
+    member computes the same. Weights and cursors are those of then, and so are the parts that hosts hold; who takes
+    part, and what is known of links, are of now. What replicas were owed for a close that they had missed is of steps
+    that do not count; whom the run takes nothing from since then rests on, by no words of such steps."""
     opens = to.step + 1  # all take part from there on, whatever they joined
     rest = {peer: one.rest for peer, one in head.trials.items() if one.times > to.trials.get(peer, Trial()).times}
     members = tuple(one.model_copy(update={"since": min(one.since, opens)}) for one in roster.members)
@@ -212,7 +213,7 @@ def gone_back(
         lr=0.0,
         digests=dict(to.digests),
         cursors=cursors(to, (), {}, roster, most),
-        roster=members,
+        roster=holding(Roster(members, roster.admissions), tuple(map(PartName, to.digests))).members,
         absent=absent,
         void=True,
         repeats=head.step + 1,

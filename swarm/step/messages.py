@@ -271,10 +271,10 @@ class Apply(Message):
 
 
 class Prepared(Message):
-    """Digest of the state after the step: parameters and what the optimizer keeps. Empty for a peer that holds no part,
-    else ``signed``."""
+    """Digest of the state after the step: parameters and what the optimizer keeps; where stages part with it, one for
+    each (:func:`~swarm.columns.joined`). Empty for a peer that holds no part, else ``signed``."""
 
-    digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
+    digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64}([+][0-9a-f]{64}){0,511})?$")]
     signed: Annotated[bytes, Field(max_length=64)] = b""
 
 

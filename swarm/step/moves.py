@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from swarm.columns import takes
+from swarm.columns import host_parts, takes
 from swarm.consensus.changes import Changes
 from swarm.consensus.copies import copy_duties
 from swarm.consensus.rebalance import NO_RETURN_RECORDS, Balance, MovePlan, plan
@@ -24,11 +24,10 @@ from swarm.step.boundary_codecs import FIXED, CodecRules
 
 @dataclass(frozen=True, slots=True)
 class MoveRules:
-    """Whether ``on``, and what the manifest says of it: the ``parts`` that hosts hold, of each so many ``copies``, the
-    run's last step, and of boundaries ``codecs``, which tell what links take."""
+    """Whether ``on``, and what the manifest says of it: so many ``copies`` of each part, the run's last step, and of
+    boundaries ``codecs``, which tell what links take."""
 
     on: bool = False
-    parts: tuple[PartName, ...] = ()
     copies: int = 0
     steps: int = 0
     codecs: CodecRules = FIXED
@@ -45,11 +44,12 @@ class MoveRules:
         if not self.on:
             return MovePlan()
         roster = before.members
-        held = {peer: part for part in self.parts for peer in roster.replicas(part)}
+        stages = host_parts(roster.parts)
+        held = {peer: part for part in stages for peer in roster.replicas(part)}
         joining = [join.member for join in changes.joins if join.member.role == "stage"]
         balance = Balance(
             step=step,
-            stages=self.parts,
+            stages=stages,
             held=held,
             joining={PeerId(member.peer): PartName(member.part or "") for member in joining},
             going={PeerId(peer) for peer in (*changes.absent, *(leave.peer for leave in changes.leaves))},
@@ -63,7 +63,7 @@ class MoveRules:
         """Which share of microbatches passes each variant, by the record before; a little of each, since the next step
         may have some for one that this had none for."""
         total, found = len(before.committed), dict[PartName, float]()
-        for part in self.parts:
+        for part in host_parts(before.members.parts):
             if (of := variant_of(part)[1]) > 1:
                 found[part] = (1 + sum(takes(part, one.choice) for one in before.committed)) / (total + of)
         return found
@@ -90,7 +90,7 @@ class MoveRules:
         that have told their pace, 0 where none has."""
         return tuple(
             sum(1 / each for each in self._seconds(record, record.members.replicas(part)).values())
-            for part in self.parts
+            for part in host_parts(record.members.parts)
         )
 
     def _seconds(self, record: CloseRecord, hosts: Iterable[PeerId]) -> Mapping[PeerId, float]:

@@ -103,7 +103,7 @@ def unproven(roster: Roster, record: CloseRecord, evidence: RecordEvidence, veri
     signing = ResultSigning(RunId(record.run), record.step, record.previous)
     for part in roster.parts:
         attempt, replicas = evidence.attempts.get(part, 0), [one for one in roster.replicas(part) if one not in out]
-        signed = signing.data(part, attempt, "weights", inputs, record.digests.get(part, ""))
+        signed = signing.data(part, attempt, "weights", inputs, record.told_of(part))
         if attempt // ATTEMPTS_PER_TERM != record.term or not _more_than_half(replicas, signed, evidence, verify):
             return f"more than half of the replicas of {part} have not signed that they computed this record"
     return ""

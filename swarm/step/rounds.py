@@ -76,6 +76,7 @@ class Rounds:
             dial_only=dial_only(self.history.head),
             guarded=self.averaging.guard != "none",
             checked=self.averaging.check,
+            divide_by=wanted.divide_by,
         )
         name = self.averaging.closing_strategy
         strategy = plainest(wanted.attempt, wanted.members) if wanted.plainly else strategy_at(name, wanted.members)

@@ -27,8 +27,8 @@ MAX_LOSS = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
-    """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, ``parts`` are
-    all parts of the model, and a record has room for ``max_members``.
+    """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, and a record has
+    room for ``max_members``.
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
     ``wait_for_lost_s`` is how long a part that nobody holds is waited for, and a peer that is left alone waits for the
     others, before they end; ``rewind`` whether the run then goes back to a checkpoint.
@@ -47,7 +47,7 @@ class StepRules:
     ``tries_trainers``: who pulls against all other trainers has no quota (:mod:`swarm.consensus.trials`).
     ``guards``: sums that are far from the others' are left out of means; ``influence``: a microbatch may be so many
     times as long as is usual, 0: as long as it is.
-    ``admission`` says who may join.
+    ``admission`` says who may join; ``delink_at`` is as in :class:`~swarm.consensus.changes.RosterRules`.
     ``choices``: so many ways there are through the variants of stages.
     ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
@@ -57,7 +57,6 @@ class StepRules:
     target: int
     max_share: float
     max_tokens: int
-    parts: tuple[PartName, ...]
     max_members: int
     reproducible: bool
     optimizer: OptimizerConfig
@@ -82,6 +81,7 @@ class StepRules:
     admission: AdmissionPolicy = AdmissionPolicy()
     choices: int = 1
     how_to_join: HowToJoin = join_words
+    delink_at: int = 0
 
     def quota(self, step: int, trainers: Sequence[PeerId], fed: Sequence[PeerId] | None = None) -> Mapping[PeerId, int]:
         """The most each of these trainers may feed of a step: nothing those that are not ``fed``, where that is said
@@ -103,12 +103,12 @@ class StepRules:
         """The limits of the roster."""
         return RosterRules(
             self.run,
-            self.parts,
             self.max_members,
             served=self.served,
             dated=self.early > 0 or self.moves.on,
             how=self.how_to_join,
             admission=self.admission,
+            delink_at=self.delink_at,
         )
 
     def over(self, record: CloseRecord) -> bool:

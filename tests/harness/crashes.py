@@ -114,8 +114,12 @@ class Life:
         """Everybody's weights as they are now, the dead one's included: nothing changes them any more."""
         for name, peer in self.swarm.peers.items():
             part = part_of(peer)
-            if part is not None and part._state is not None:
-                self.holdings.append(Holding(at, name, part.spec.name, part.step, digest(part.snapshot())))
+            if part is None or part._state is None:
+                continue
+            states = [part.snapshot()]
+            if part.parting is not None and part.step >= part.parting.step:
+                states = [part.parted(stage) for stage in part.parting.layouts]
+            self.holdings += [Holding(at, name, one.part, part.step, digest(one)) for one in states]
 
     # --- what must be true ---------------------------------------------------------------------------------------
 

@@ -48,7 +48,6 @@ RULES = StepRules(
     target=6,
     max_share=0.7,
     max_tokens=32,
-    parts=PARTS,
     max_members=32,
     reproducible=False,
     optimizer=OptimizerConfig(),

@@ -21,6 +21,7 @@ QUICK = {
     "churn": ("only_one_of_two", "order_to_leave"),
     "copying": ("copy_does_not_take_a_hostile_update",),
     "crash_points": ("life_that_is_not_whole",),
+    "delink": ("hosts_part_with_one_record",),
     "donors": ("joiner_downloads",),
     "full_disk": ("disk_that_all_peers_share",),
     "going_back": ("run_goes_back_by_itself",),

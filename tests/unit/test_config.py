@@ -379,3 +379,37 @@ def test_variants_that_no_microbatch_finds_or_nobody_holds_are_refused(
     with pytest.raises(ConfigError, match=words) as caught:
         parse_manifest(document(split=split, run={"start_when": {"stage_hosts": 5}}), "a test")
     assert caught.value.key == key
+
+
+GPT = {"layers": 4, "share": "stages", "delink_at": 5}
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("model.delink_at", {"model": {**GPT, "share": "none"}}),
+        ("model.delink_at", {"model": {**GPT, "delink_at": 60}}),
+        ("model.share", {"model": {**GPT, "lora": {"rank": 4}}}),
+        ("model.layers", {"model": {**GPT, "layers": 5}}),
+        ("split.layers_per_stage", {"model": GPT, "split": {"layers_per_stage": [1, 3]}}),
+        ("split.stages", {"model": GPT, "split": {"stages": 1}}),
+        ("split.ends", {"model": GPT, "split": {"ends": "hosted"}}),
+        ("run.start_when.stage_hosts", {"model": GPT, "run": {"start_when": {"stage_hosts": 1}}}),
+        (
+            "split.variants",
+            {"model": GPT, "split": {"variants": (1, 2), **DOMAINS}, "run": {"start_when": {"stage_hosts": 3}}},
+        ),
+        ("averaging.mode", {"model": GPT, "averaging": {"mode": "local"}}),
+        ("averaging.guard", {"model": GPT, "averaging": {"guard": "leave-out"}}),
+        ("speed.mode", {"model": GPT, "speed": {"mode": "overlap"}}),
+        ("verify.audit", {"model": GPT, "verify": {"audit": 0.05}}),
+    ],
+)
+def test_stages_that_cannot_share_their_layers_are_refused(key: str, sections: dict[str, Any]) -> None:
+    shared = parse_manifest(document(model=GPT), "a test")
+    assert shared.parts == ("shared-2", "ends")
+    assert shared.cuts == (shared.parts, ("stage-0", "stage-1", "ends"))
+    assert shared.run_id != parse_manifest(document(model={"layers": 4}), "a test").run_id
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(document(**sections), "a test")
+    assert caught.value.key == key

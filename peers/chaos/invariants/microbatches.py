@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from peers.chaos.invariants.evidence import DROPPED, Evidence, Fact
 from peers.chaos.invariants.findings import Findings, Limits
-from swarm.columns import held
+from swarm.consensus.ledger import assigned
 from swarm.consensus.records import CloseRecord
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, StepWork
 
@@ -162,7 +162,7 @@ def _held(
         if fact.kind == "SumTaken":
             sums[key] = set(held[key])
             continue
-        work = StepWork(fact.step, fact.microbatch, fact.fields.get("early", False))
+        work = StepWork(fact.step, fact.microbatch, fact.fields.get("early", False), fact.fields.get("hop", 0))
         if fact.kind == "ContributionReversed":
             held[key].discard(work)
         else:
@@ -199,8 +199,5 @@ def _assignments(
     for member in before.roster:
         if member.part is None or (member.part == ENDS and not with_ends):
             continue
-        yield PartName(member.part), PeerId(member.peer), _assigned(record, PartName(member.part), member.peer)
-
-
-def _assigned(record: CloseRecord, part: PartName, peer: str) -> set[StepWork]:
-    return {one.work(record.step) for one, holder in held(record.committed, part) if holder == peer}
+        part, peer = PartName(member.part), PeerId(member.peer)
+        yield part, peer, set(assigned(record.step, record.committed, peer, part))

@@ -147,6 +147,7 @@ function stageName(part) {
 
 function partName(part) {
   if (!part) return "no part";
+  if (part.startsWith("shared-")) return `shared by ${part.slice(7)} stages`;
   return part === "ends" ? "ends (embedding, head)" : stageName(part);
 }
 

@@ -41,7 +41,7 @@ class RoundCall:
     0), ``seed`` is the run's. ``timeout_s`` is for all rounds together. ``links`` are what the last record says of the
     replicas, ``dial_only`` those that others reach through relays alone. Each ``turn`` gives a group's members other
     duties, so that what breaks a round shows to somebody else. ``guarded``: see :mod:`swarm.averaging.allreduce.guard`.
-    ``checked`` is the share of chunks of :mod:`swarm.averaging.allreduce.check`.
+    ``checked`` is the share of chunks of :mod:`swarm.averaging.allreduce.check`; ``divide_by``: see :class:`RoundPlan`.
     """
 
     key: RoundKey
@@ -58,6 +58,7 @@ class RoundCall:
     turn: int = 0
     guarded: bool = False
     checked: float = 0.0
+    divide_by: int = 0
 
 
 def group_of(peer: PeerId, groups: Sequence[Group]) -> Group:
@@ -110,6 +111,7 @@ def _plan(
         chunk_elements=chunk_elements_of(call.elements),
         outgoing=group.outgoing,
         guarded=call.guarded,
+        divide_by=call.divide_by if gives == "mean" else 0,
     )
     if group.reducers or not plan.contributors:
         return plan

@@ -35,8 +35,9 @@ class StageSettings:
     next one half as many; four times as many may send (hosted) targets ahead, ``max_fed`` bounds the microbatches of
     one trainer in a step, and the hops that are computed again for it. ``retention_bytes`` is the budget for what is
     retained of computed microbatches until their step closes, ``deferred_bytes`` that for gradients of weights that are
-    computed when there is nothing else to do: 0 computes them with the input's. ``seed`` is the run's; ``ahead`` says
-    that the step after the open one may be fed early, ``mixture`` that the model is one of experts."""
+    computed when there is nothing else to do: 0 computes them with the input's. ``seed`` is that of dropout; ``ahead``
+    says that the step after the open one may be fed early, ``mixture`` that the model is one of experts. ``hop`` is
+    that of its work (:class:`~swarm.ids.StepWork`)."""
 
     run: RunId
     part: PartName
@@ -52,6 +53,7 @@ class StageSettings:
     ahead: bool = False
     deferred_bytes: int = 0
     mixture: bool = False
+    hop: int = 0
 
     @property
     def max_ahead(self) -> int:

@@ -132,6 +132,7 @@ class MicrobatchState:
     key: JourneyKey
     route: tuple[PeerId, ...]
     early: bool = False
+    hop: int = 0
     tensors: Tensors = field(default_factory=Tensors)
     hashes: Hashes = field(default_factory=Hashes)
     phase: Phase = Phase.EXPECTED
@@ -151,7 +152,7 @@ class MicrobatchState:
     @property
     def work(self) -> StepWork:
         """Return what it is found by."""
-        return StepWork(self.key.step, self.key.microbatch, self.early)
+        return StepWork(self.key.step, self.key.microbatch, self.early, self.hop)
 
     @property
     def begun(self) -> bool:

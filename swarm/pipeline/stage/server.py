@@ -69,7 +69,9 @@ class StageServer:
         self._settings, self._context = settings, context
         self._sending: asyncio.TaskGroup | None = None
         self._of_journeys: set[asyncio.Task[None]] = set()
-        self._table = MicrobatchTable(settings.retention_bytes, settings.max_queue, self._let_go, ahead=settings.ahead)
+        self._table = MicrobatchTable(
+            settings.retention_bytes, settings.max_queue, self._let_go, ahead=settings.ahead, hop=settings.hop
+        )
         self._rules = AdmissionRules(settings, context, self._table, participants)
         memory = MemoryRelief(settings, context, self._table)
         self._recalls = Recalls(settings, context, self._table, memory, self._spawn)
@@ -297,7 +299,7 @@ class StageServer:
 
     def _let_go(self, state: MicrobatchState, size: int) -> None:
         """Tell that what was retained of a microbatch was too much."""
-        step, microbatch, _ = state.work
+        step, microbatch, *_ = state.work
         reason = f"more than {self._settings.retention_bytes} bytes are retained in step {step}"
         part = self._settings.part
         dropped = RetentionDropped(step=step, microbatch=microbatch, part=part, bytes_dropped=size, reason=reason)

@@ -70,6 +70,7 @@ class MicrobatchTable:
         max_queue: How many forwards of a step may wait.
         dropped: Told of each whose tensors were let go to keep the budget, with their bytes.
         ahead: Whether the step after the open one may be fed early, with the parameters of the open one.
+        hop: That of all its work: see :class:`~swarm.ids.StepWork`.
     """
 
     def __init__(
@@ -79,12 +80,13 @@ class MicrobatchTable:
         dropped: Callable[[MicrobatchState, int], None],
         *,
         ahead: bool = False,
+        hop: int = 0,
     ) -> None:
         self._known: dict[StepWork, MicrobatchState] = {}
         self._undone: dict[StepWork, MicrobatchState] = {}
         self._budget = budget_bytes
         self.queue: WorkQueue[MicrobatchState] = WorkQueue(max_queue)
-        self.window = StepWindow(ahead=ahead)
+        self.window = StepWindow(ahead=ahead, hop=hop)
         self.stay = AdaptiveDeadline(floor_s=STAY_FLOOR_S, ceiling_s=STAY_CEILING_S)
         """How long one waits here for its gradient, as it was with others."""
         self.retention = Retention(budget_bytes, dropped)
@@ -128,7 +130,8 @@ class MicrobatchTable:
         """Return the microbatch, made where it is not known, and whether this is a newer attempt of a known one, whose
         route it takes. Raises as :meth:`MicrobatchState.check`."""
         peers = tuple(map(PeerId, route))
-        state = self.of(body) or self._add(MicrobatchState(body.key, peers, self.window.work_of(body).early))
+        work = self.window.work_of(body)
+        state = self.of(body) or self._add(MicrobatchState(body.key, peers, work.early, work.hop))
         return state, state.follow(body, peers)
 
     def place(self, work: StepWork, route: tuple[PeerId, ...]) -> MicrobatchState:
@@ -142,7 +145,7 @@ class MicrobatchTable:
                 self.drop(state, "what was undone counts")
             state = self._add(self._undone.pop(work))
             state.undone, state.dropped = False, ""
-        state = state or self._add(MicrobatchState(key, route, work.early))
+        state = state or self._add(MicrobatchState(key, route, work.early, work.hop))
         state.route = route
         return state
 

@@ -43,7 +43,7 @@ class IssuedTable:
 
     def add(self, row: IssuedMicrobatch) -> None:
         """It was taken from the shard, maybe once more, when it was left."""
-        step, microbatch, early = row.work
+        step, microbatch, early, _ = row.work
         for known in (self.find(row.work), self.find(StepWork(step, microbatch, not early))):
             if known is not None and known is not row:
                 known.standing = "forgone"

@@ -327,7 +327,7 @@ class Journey:
         found = differing(self._context.seals, self.key, [before, *hops, behind])
         if found is None or (found.among and self._context.audits is None):
             return
-        step, microbatch, _ = self._kept.work
+        step, microbatch, *_ = self._kept.work
         stage, peer, why, among = found
         if among:
             why = f"stage {stage}: one of {', '.join(sorted(among))} {why}, or has other bits"
@@ -362,7 +362,7 @@ class Journey:
 
     def _tell_of(self, found: HopOutcome) -> None:
         """A hop was computed again."""
-        step, microbatch, _ = self._kept.work
+        step, microbatch, *_ = self._kept.work
         stage, peer = found.claim.hop, found.claim.accused
         self._context.events.emit(
             HopAudited(
@@ -481,7 +481,7 @@ class Journey:
     def _moved(self, move: MoveHop, reason: str) -> None:
         self._hooks.attend([move.new])
         if move.new != move.old:
-            step, microbatch, _ = self._kept.work
+            step, microbatch, *_ = self._kept.work
             self._context.events.emit(HopMoved(step=step, microbatch=microbatch, reason=reason, **move._asdict()))
 
     async def _embed(self) -> None:

@@ -430,7 +430,7 @@ class Trainer:
 
     async def _report(self, row: IssuedMicrobatch, leader: StepLeader) -> None:
         """Tell the leader what came of a microbatch, if it counts; of one that is not leased yet, when it is."""
-        (step, microbatch, _), outcome = row.work, row.outcome
+        (step, microbatch, *_), outcome = row.work, row.outcome
         if row.standing != "counts":
             return
         if not row.leased:
@@ -460,7 +460,7 @@ class Trainer:
 
     async def _set_aside(self, row: IssuedMicrobatch, reason: str, leader: StepLeader) -> None:
         """It is nobody's fault but its own: go on with the next."""
-        step, microbatch, _ = row.work
+        step, microbatch, *_ = row.work
         logger.warning("step %d, microbatch %s is set aside: %s", step, microbatch, reason)
         row.standing = "set aside"
         self._context.events.emit(JourneySetAside(step=step, microbatch=microbatch, reason=reason))

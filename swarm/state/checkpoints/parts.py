@@ -7,7 +7,7 @@ need are here as well. Blocking, for a worker thread.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -117,13 +117,13 @@ def load_part_weights(root: Path, record: CheckpointManifest, part: PartName) ->
     return file.state.layout.views(params)
 
 
-def load_weights(root: Path, step: int, parts: Iterable[PartName] | None = None) -> dict[str, Tensor]:
-    """The parameters by name of the model that is made of these parts of a complete step, or of all. Raises StateError
-    as :func:`load_part_weights`."""
+def load_weights(root: Path, step: int) -> dict[str, Tensor]:
+    """The whole model's parameters by name, out of all parts of a complete step. Raises StateError as
+    :func:`load_part_weights`."""
     weights: dict[str, Tensor] = {}
     record = read_manifest(root, step)
-    for part in map(PartName, record.parts) if parts is None else parts:
-        weights |= load_part_weights(root, record, part)
+    for part in record.parts:
+        weights |= load_part_weights(root, record, PartName(part))
     return weights
 
 

@@ -62,6 +62,9 @@ from swarm.step.messages import (
 from swarm.step.results import Asked, evidence_of
 from swarm.waiting import ExponentialBackoff, first_done
 
+LOOK_AGAIN_S = 5.0
+"""How often it is looked whether enough hosts have come."""
+
 
 class _Retry(Exception):
     """An attempt failed; whom that is held against is noted, and another may be made, after so long or when who is
@@ -156,6 +159,9 @@ class StepClose:
             if (proposal := await self._rescuing.run()) is None:  # somebody came back, or may be asked again
                 self._policy.forgive_needed(self._context.clock.monotonic(), self._context.liveness.gone)
             return proposal
+        if awaited := self.book.requests.too_few(tuple(self._batch.out)):
+            self._context.waiting(awaited)
+            raise _Retry(f"it waits for {awaited}", LOOK_AGAIN_S)
         if not self.provisional:
             await self._asks.arrivals.wait(self._batch.out)
         # Who is to move is asked as late as can be: by now its copy has had the time since the record before.

@@ -112,6 +112,10 @@ class ChangeRequests:
         lost."""
         return self._changes.gather(self.now.roster, tuple(self._joins.values()), tuple(self._leaves.values()), absent)
 
+    def too_few(self, absent: Collection[PeerId]) -> str:
+        """See :meth:`ChangeRules.too_few`, as far as is known now."""
+        return self._changes.too_few(self.now, self.expected(absent))
+
     def settle(
         self,
         missing: Collection[PeerId],

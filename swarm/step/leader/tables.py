@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple
 
+from swarm.columns import digests_said
 from swarm.consensus.changes import Changes, with_work
 from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, Contribution
@@ -107,7 +108,7 @@ class AppliedTable:
     answers: Mapping[PeerId, Prepared]
 
     def digests(self) -> Mapping[PartName, str]:
-        """Return each part's state after the step. Raises Disagreement."""
+        """Return what replicas say of each part's state after the step. Raises Disagreement."""
         said = {peer: answer.digest for peer, answer in self.answers.items()}
         return agreed("the updated weights", self.reconciled.there(said), said)
 
@@ -141,7 +142,7 @@ class AppliedTable:
             usual=usual_by_part(self.reconciled.roster, before.usual, self.asked.lengths),
             words=self.asked.words,
             trials=self._trials(before),
-            digests={str(part): value for part, value in self.digests().items()},
+            digests=dict(one for each in self.digests().items() for one in digests_said(*each).items()),
             cursors=cursors(before, attempt.committed, averaged, following, most),
             roster=following.members,
             absent=changes.absent,

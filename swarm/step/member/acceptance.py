@@ -252,7 +252,7 @@ class AcceptanceRules:
             raise Refused("the record says that sums were left out that there are not")
         self._check_lengths(roster, record)
         self._check_trials(roster, record)
-        if set(record.digests) != set(map(str, roster.parts)):
+        if set(record.digests) != set(self._rules.roster.parts_after(record.step, roster)):
             raise Refused("the record's digests are not those of the run's parts")
 
     def _check_lengths(self, roster: Roster, record: CloseRecord) -> None:
@@ -364,7 +364,7 @@ class AcceptanceRules:
         asked = (applied.lr, applied.sq_norms, applied.guarded, applied.lengths, applied.words)
         if (record.lr, record.norms, record.guarded, record.lengths, record.words) != asked:
             raise Refused("the record's scalars are not those that were applied")
-        if name is not None and record.digests.get(name) != state.digest:
+        if name is not None and record.told_of(name) != state.digest:
             raise Refused(f"the record's digest of {name} is not ours")
         said = state.mean.answer.cursor
         if said is not None and record.cursors.get(self._me) != said:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from swarm.averaging.allreduce.plan import RoundResult
+from swarm.columns import shared_tokens
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.ballot import Ballot
 from swarm.consensus.ledger import assigned, fed, weights
@@ -73,7 +74,8 @@ class Settle(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One attempt at averaging a part: ``weights`` are the ledger's, by replica in rank order; ``members`` what the
-    roster says of each; ``plainly`` and ``within_s``: see :class:`~swarm.step.messages.Reconcile`."""
+    roster says of each; ``plainly`` and ``within_s``: see :class:`~swarm.step.messages.Reconcile`; ``divide_by``: see
+    :class:`~swarm.averaging.allreduce.plan.RoundPlan`."""
 
     step: int
     part: PartName
@@ -82,6 +84,7 @@ class Round:
     members: Mapping[PeerId, Member]
     plainly: bool = False
     within_s: float | None = None
+    divide_by: int = 0
 
 
 class Average(Protocol):
@@ -190,7 +193,7 @@ class OpenStep:
             return False
         if record.founding or record.void or name is None:
             return True
-        return self.applied is not None and record.digests.get(name) == self.digest
+        return self.applied is not None and record.told_of(name) == self.digest
 
     async def close(self) -> None:
         """Give up what runs; returns when it has ended, and when no vote is being written any more."""
@@ -263,6 +266,7 @@ class Attempt:
             members={peer: roster[peer] for peer in group},
             plainly=name in body.plainly,
             within_s=body.within_s,
+            divide_by=shared_tokens(name, shares.values()),
         )
         enter()
         try:

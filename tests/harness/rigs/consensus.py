@@ -165,7 +165,7 @@ SEVEN = Roster(
     ]
 )
 NOW = OpenStepFacts(STEP, SEVEN, BEFORE)
-CHANGE_RULES = ChangeRules(RosterRules(RUN, PARTS, 9), verify)
+CHANGE_RULES = ChangeRules(RosterRules(RUN, 9), verify)
 
 
 def admission(who: Member, *, step: int = STEP, previous: str = BEFORE, signer: str | None = None) -> Admission:

@@ -14,11 +14,11 @@ from swarm.errors import Refused, Violation
 from swarm.ids import PeerId
 from swarm.security.credentials import Credential, Grant, Order, SignedGrant
 from swarm.step.leader.requests import ChangeRequests
-from tests.harness.rigs.step import BEFORE, PARTS, RUN, SEVEN, STEP, admission, listed
+from tests.harness.rigs.step import BEFORE, RUN, SEVEN, STEP, admission, listed
 from tests.harness.rigs.step import RULES as WORLD_RULES
 
 POLICY = AdmissionPolicy(RUN, AdmissionConfig(mode="token", issuers=("A1",)))
-RULES = replace(WORLD_RULES, steps=9, parts=PARTS, max_members=9, admission=POLICY)
+RULES = replace(WORLD_RULES, steps=9, max_members=9, admission=POLICY)
 LOST = [PeerId("B1"), PeerId("B2")]
 SIGNED = {"A1": "0" * 128}
 

@@ -15,7 +15,7 @@ from swarm.consensus.records import Contribution
 from swarm.consensus.roster import ROUTES, Member, Roster, lacking, lost_parts, needed
 from swarm.consensus.slowness import Slow
 from swarm.errors import ConfigError, Refused
-from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
+from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.borders import Borders
@@ -50,7 +50,7 @@ def done(trainer: str, *route: str, position: int = 0) -> Contribution:
 
 
 def rules() -> StepRules:
-    return StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, parts=(), max_members=9,
+    return StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, max_members=9,
                      reproducible=False, optimizer=OptimizerConfig())  # fmt: skip
 
 
@@ -123,7 +123,7 @@ def test_trainers_of_an_organisation_that_lacks_a_stage_do_not_feed() -> None:
 
 
 def test_slow_host_comes_back_at_once_where_its_organisation_lacks_its_part() -> None:
-    limits = RosterRules(RUN, (stage_part(0), stage_part(1), ENDS), 9)
+    limits = RosterRules(RUN, 9)
     rules = ChangeRules(limits, lambda peer, data, signature: True)
     everybody = roster("a0", "a1", "aa1", "at", "b0", "b1", "bt")
     wanted = Admission(step=9, member=member("a1"), signature=bytes(64))

@@ -220,7 +220,7 @@ def test_request_that_does_not_end_the_run_is_what_peers_of_before_understand() 
 def test_more_than_a_record_takes_leave_one_after_the_other_before_the_run_ends() -> None:
     many = Roster([listed("A"), listed("B", part="stage-1"), *(listed(f"T{i}", "trainer", "ends") for i in range(90))])
     rules, leaves = (
-        ChangeRules(RosterRules(RUN, PARTS, 500), verify),
+        ChangeRules(RosterRules(RUN, 500), verify),
         [departure(peer, ends=True) for peer in many.peers],
     )
     assert rules.end(many, leaves) is None
@@ -247,7 +247,7 @@ def test_member_that_would_hold_what_its_role_does_not_is_refused(role: str, par
 
 def test_trainer_of_a_run_with_hosted_ends_holds_nothing_and_the_last_one_stays() -> None:
     roster = Roster([listed("A1"), listed("B1", part="stage-1"), listed("T1", "trainer", None)])
-    now, rules = OpenStepFacts(STEP, roster, BEFORE), ChangeRules(RosterRules(RUN, PARTS[:2], 9), verify)
+    now, rules = OpenStepFacts(STEP, roster, BEFORE), ChangeRules(RosterRules(RUN, 9), verify)
     with pytest.raises(Refused, match="only trainer"):
         rules.apply(now, Changes(leaves=(departure("T1"),)))
     with pytest.raises(Refused, match="does not hold ends"):
@@ -257,7 +257,7 @@ def test_trainer_of_a_run_with_hosted_ends_holds_nothing_and_the_last_one_stays(
 
 def test_leader_grants_no_more_than_a_record_takes() -> None:
     many = Roster([listed("A"), listed("B", part="stage-1"), *(listed(f"T{i}", "trainer", "ends") for i in range(90))])
-    rules = ChangeRules(RosterRules(RUN, PARTS, 500), verify)
+    rules = ChangeRules(RosterRules(RUN, 500), verify)
     now = OpenStepFacts(STEP, many, BEFORE)
     leaves = [departure(f"T{i}") for i in range(90)]
     joins = [admission(listed(f"N{i}")) for i in range(90)]
@@ -267,7 +267,7 @@ def test_leader_grants_no_more_than_a_record_takes() -> None:
 
 
 def test_roster_that_is_too_large_already_shrinks_and_does_not_grow() -> None:
-    rules = ChangeRules(RosterRules(RUN, PARTS, 5), verify)
+    rules = ChangeRules(RosterRules(RUN, 5), verify)
     changes = rules.gather(SEVEN, [admission(listed("C"))], [departure("F")])
     assert changes == Changes(leaves=(departure("F"),))
     assert len(rules.apply(NOW, changes)) == 6
@@ -288,7 +288,7 @@ def test_whatever_was_asked_the_leaders_changes_are_accepted_and_the_run_can_go_
     there before, the run a trainer, and the record its size."""
     leaving = data.draw(st.lists(st.sampled_from(roster.peers), unique=True))
     joining = data.draw(st.lists(places, max_size=8))
-    now, rules = OpenStepFacts(STEP, roster, BEFORE), ChangeRules(RosterRules(RUN, PARTS, room), verify)
+    now, rules = OpenStepFacts(STEP, roster, BEFORE), ChangeRules(RosterRules(RUN, room), verify)
     joins = [admission(listed(f"N{index}", role, part)) for index, (role, part) in enumerate(joining)]
     leaves = [departure(peer) for peer in leaving]
     for join in joins:

@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.consensus.placement import MAX_FORESEEN, Candidate, Places, assign_stages, choose_place, without_memory
+from swarm.consensus import placement
+from swarm.consensus.placement import (
+    MAX_FORESEEN,
+    Candidate,
+    Places,
+    assign_stages,
+    choose_place,
+    without_memory,
+)
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused
-from swarm.ids import PartName, PeerId, stage_of, stage_part
+from swarm.ids import ENDS, PartName, PeerId, shared_part, stage_of, stage_part
 from swarm.models.spec import SplitConfig
 from tests.harness.rigs.consensus import listed
 
@@ -185,3 +193,15 @@ def test_stage_to_which_many_claim_to_be_on_their_way_is_filled_all_the_same(lia
         counts[chosen(holding(*counts), f"joiner{number}", arriving, 3)[0]] += 1
     assert min(counts) >= 2 * max(counts) // 3 - 1, counts
     assert counts[0] > 4
+
+
+def test_roster_holds_whatever_a_state_is_cut_into_whether_stages_part_or_come_together_again() -> None:
+    together, apart = (shared_part(2), ENDS), (*TWO_STAGES[:2], ENDS)
+    hosts = [listed(f"h{i}", part=shared_part(2)) for i in range(3)]
+    shared = Roster([*hosts, listed("t", "trainer", ENDS)])
+    assert placement.holding(shared, together) is shared
+    parted = placement.holding(shared, apart)
+    assert [len(parted.replicas(part)) for part in apart] == [2, 1, 1]
+    assert placement.holding(parted, together).members == shared.members
+    with pytest.raises(Refused, match="1 stage hosts cannot hold 2"):
+        placement.holding(Roster([hosts[0], listed("t", "trainer", ENDS)]), apart)

@@ -15,7 +15,7 @@ from swarm.consensus.roster import Roster, can_be_called, lacks_server, serves_a
 from swarm.errors import Refused
 from swarm.ids import PartName, PeerId
 from swarm.models.spec import SplitConfig
-from tests.harness.rigs.consensus import GENESIS, NOW, PARTS, RUN, admission, listed, verify
+from tests.harness.rigs.consensus import GENESIS, NOW, RUN, admission, listed, verify
 
 TWO_STAGES = SplitConfig(stages=2).parts
 
@@ -57,9 +57,9 @@ def test_joining_without_a_server_is_refused_only_where_the_strategy_needs_one()
     behind = Roster([m.model_copy(update={"outgoing": True}) for m in NOW.roster.members])
     now = type(NOW)(NOW.step, behind, NOW.previous)
     changes = Changes(joins=(admission(listed("C", outgoing=True)),))
-    assert "C" in ChangeRules(RosterRules(RUN, PARTS, 9), verify).apply(now, changes)
+    assert "C" in ChangeRules(RosterRules(RUN, 9), verify).apply(now, changes)
     with pytest.raises(Refused, match="no replica of stage-0 can be called"):
-        ChangeRules(RosterRules(RUN, PARTS, 9, served=True), verify).apply(now, changes)
+        ChangeRules(RosterRules(RUN, 9, served=True), verify).apply(now, changes)
 
 
 def test_only_server_of_a_part_does_not_leave_but_may_be_lost() -> None:
@@ -68,7 +68,7 @@ def test_only_server_of_a_part_does_not_leave_but_may_be_lost() -> None:
     assert not serves_alone(roster(False, True), listed("Z"))
     assert not serves_alone(roster(True), listed("Z")), "one goes on alone"
     assert not serves_alone(roster(True, True), listed("Z", outgoing=True))
-    served, plain = (ChangeRules(RosterRules(RUN, PARTS, 9, served=one), verify) for one in (True, False))
+    served, plain = (ChangeRules(RosterRules(RUN, 9, served=one), verify) for one in (True, False))
     assert "only replica of stage-0 that others can call" in str(served.spared(there, [], "A"))
     assert served.spared(there, [], "A", lost=True) is None
     assert plain.spared(there, [], "A") is None

@@ -35,7 +35,7 @@ def done(position: int, *route: str, choice: int = 0, early: bool = False) -> Co
     return Contribution(microbatch=microbatch, tokens=5, loss_sum=1.0, route=route, early=early, choice=choice)
 
 
-RULES = StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, parts=PARTS, max_members=9,
+RULES = StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, max_members=9,
                   reproducible=False, optimizer=OptimizerConfig(), choices=4)  # fmt: skip
 
 

@@ -32,7 +32,6 @@ from tests.harness.expect import eventually
 from tests.harness.rigs.membership import (
     GENESIS,
     ROSTER,
-    RULES,
     RUN,
     A,
     EventList,
@@ -118,9 +117,7 @@ async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and
     assert home.leaving.ask("SIGTERM", Ending.DRAINED) == "asked to leave; step 1 is the first with which it may"
     request = await home.asked(1)
     assert home.calls.asked[0][0] == ROSTER.succession(1)[0]
-    ChangeRules(RosterRules(RUN, RULES.parts, 9), verify).check_departure(
-        OpenStepFacts(1, ROSTER, GENESIS.hash()), request
-    )
+    ChangeRules(RosterRules(RUN, 9), verify).check_departure(OpenStepFacts(1, ROSTER, GENESIS.hash()), request)
     assert home.situation.waiting_for == "step 1 to close"
     await home.close(leave=request)
     await going
@@ -133,7 +130,7 @@ async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and
     home.helped = True
     going = asyncio.create_task(home.leaving.run())
     home.leaving.ask("SIGTERM", Ending.DRAINED)
-    rules, now = ChangeRules(RosterRules(RUN, RULES.parts, 9), verify), OpenStepFacts(1, ROSTER, GENESIS.hash())
+    rules, now = ChangeRules(RosterRules(RUN, 9), verify), OpenStepFacts(1, ROSTER, GENESIS.hash())
     first = await home.asked(1)
     await asyncio.sleep(10 * HANDOVER_S)
     assert (first.ends, len(home.calls.asked)) == (False, 1)

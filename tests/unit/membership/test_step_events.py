@@ -40,7 +40,7 @@ class Told:
             watch=SimpleNamespace(gone=self.gone),
             device=SimpleNamespace(torch_device=torch.device("cpu")),
         )
-        rules = SimpleNamespace(codecs=FIXED, moves=MoveRules(parts=(stage_part(0),)))
+        rules = SimpleNamespace(codecs=FIXED, moves=MoveRules())
         run = SimpleNamespace(around=around, situation=self.situation, rules=rules)
         self.steps = StepEvents(cast(Any, run))
 

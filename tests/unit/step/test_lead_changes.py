@@ -24,10 +24,10 @@ from swarm.step.leader.rescue import absent
 from swarm.step.observe_messages import RunStanding
 from tests.harness.expect import eventually
 from tests.harness.rigs.clocks import LoopClock
-from tests.harness.rigs.step import BEFORE, PARTS, RUN, SEVEN, STEP, admission, asked, departure, listed, verify
+from tests.harness.rigs.step import BEFORE, RUN, SEVEN, STEP, admission, asked, departure, listed, verify
 from tests.harness.rigs.step import RULES as WORLD_RULES
 
-RULES = replace(WORLD_RULES, steps=9, parts=PARTS, max_members=9)
+RULES = replace(WORLD_RULES, steps=9, max_members=9)
 LEADER, *REST = SEVEN.succession(STEP)
 PLACES = (("C", "stage-1"), ("E", "stage-0"))
 

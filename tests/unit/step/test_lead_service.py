@@ -9,7 +9,7 @@ import pytest
 from swarm.consensus.records import NO_RECORD, Contribution
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused, Superseded, Violation, WrongStep
-from swarm.ids import ENDS, JourneyKey, MicrobatchId, PeerId, stage_part
+from swarm.ids import JourneyKey, MicrobatchId, PeerId
 from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import PrivateIdentity, receipt_bytes, verify
@@ -30,7 +30,6 @@ RULES = StepRules(
     target=2,
     max_share=1.0,
     max_tokens=32,
-    parts=(stage_part(0), stage_part(1), ENDS),
     max_members=7,
     reproducible=False,
     optimizer=OptimizerConfig(),

@@ -34,7 +34,7 @@ BOUNDARIES = CodecRules(
     forward="float32",
     backward="float32",
 )
-RULES = MoveRules(on=True, parts=PARTS, copies=2, steps=STEPS, codecs=BOUNDARIES)
+RULES = MoveRules(on=True, copies=2, steps=STEPS, codecs=BOUNDARIES)
 PACE_US = 100_000
 
 
@@ -76,7 +76,7 @@ def test_variant_that_more_microbatches_pass_gets_more_hosts() -> None:
     members = [listed(f"{at}{n}", part=part) for at, part in parts.items() for n in range(6 if at == "0" else 3)]
     passed = tuple(COMMITTED[0].model_copy(update={"choice": int(at > 0)}) for at in range(8))
     before = record(roster=(*members, listed("T", "trainer", "ends")), committed=passed)
-    rules = replace(RULES, parts=tuple(parts.values()), copies=8)
+    rules = replace(RULES, copies=8)
     moved = rules.planned(before, NO_CHANGES)
     assert {(peer[:3], part) for peer, part in moved.items()} == {("few", many)}
     evenly = before.model_copy(update={"committed": passed[:2]})
@@ -91,9 +91,7 @@ def test_who_leaves_counts_no_more_and_who_joins_counts_already() -> None:
     assert not RULES.planned(before, left.model_copy(update={"joins": joins}))
 
 
-@pytest.mark.parametrize(
-    "rules", [MoveRules(), MoveRules(on=True, parts=PARTS, copies=2, steps=2)], ids=["off", "last"]
-)
+@pytest.mark.parametrize("rules", [MoveRules(), MoveRules(on=True, copies=2, steps=2)], ids=["off", "last"])
 def test_nobody_moves_where_the_manifest_says_so_nor_with_the_last_step(rules: MoveRules) -> None:
     before, changes = closed((4, 4, 4)), Changes(absent=(PeerId("2a"), PeerId("2b"), PeerId("2c")))
     assert not rules.planned(before, changes)

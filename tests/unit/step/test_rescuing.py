@@ -77,7 +77,7 @@ class Scene:
         self.hears: Callable[[PeerId], object] = lambda peer: None
         self.waits, self.whole, self.knows = list[str](), False, True
         self.word: PeerId | None = None
-        rules = dataclasses.replace(RULES, parts=PARTS, **more)
+        rules = dataclasses.replace(RULES, **more)
         self.lead = LeadService(rules, T, self._open, verify)
         self.lead.open_step(1, ROSTER, HEAD.hash())
         closing = SimpleNamespace(

@@ -52,7 +52,6 @@ RULES = StepRules(
     target=2,
     max_share=1.0,
     max_tokens=32,
-    parts=(PartName("stage-0"), PartName("ends")),
     max_members=8,
     reproducible=False,
     optimizer=OptimizerConfig(lr=0.5, warmup_steps=0, min_lr_fraction=1.0),
