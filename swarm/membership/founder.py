@@ -199,7 +199,8 @@ class Founder:
     def _enough(self, found: Sequence[Candidate]) -> tuple[bool, str]:
         """Return whether the run can start with these, and what it waits for. Where they are enough, and have the
         memory for some stages only, or no vote, one more is let in."""
-        start, parts = self._around.manifest.run.start_when, tuple(self._origin.digests)
+        manifest = self._around.manifest
+        start, parts = manifest.run.start_when, manifest.cut_with(self._origin.digests)
         complete, reason = enough(found, start.stage_hosts, start.trainers)
         problem = without_memory(found, parts, self._origin.homes(found)) or self._without_vote(found)
         if complete and problem:

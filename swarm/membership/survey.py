@@ -145,7 +145,8 @@ class Survey:
     async def choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Choose what this peer holds when it joins after the record ``head``, and say so in an event; of a part that
         is ``lost`` see :meth:`lost`. Raises RunEnded when the run has no such place, or none that fits."""
-        parts, settings, me = head.members.parts, self._run.settings, self._endpoint.peer
+        parts = self._around.manifest.cut_with(head.members.parts)
+        settings, me = self._run.settings, self._endpoint.peer
         free = settings.role == "stage" and settings.stage is None
         leaving, arriving = await asyncio.gather(self._leaving(head.members), self._arriving()) if free else ((), {})
         home = self._home(head.members, me, self._around.credential)

@@ -145,7 +145,9 @@ class World:
         run = SimpleNamespace(steps=steps, copies=1)
         split = SplitConfig(stages=2)
         self.around = SimpleNamespace(
-            manifest=SimpleNamespace(run_id=RUN, run=run, split=split, averaging=AveragingConfig()),
+            manifest=SimpleNamespace(
+                run_id=RUN, run=run, split=split, cut_with=lambda parts: split.parts, averaging=AveragingConfig()
+            ),
             boundary=lambda behind, ahead: SimpleNamespace(activation_bytes=5000, gradient_bytes=5000),
             endpoint=SimpleNamespace(
                 peer=JOINER, addresses=("/memory/J",), learn=lambda peer, addresses: None, call=self._standing

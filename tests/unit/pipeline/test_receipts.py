@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 from swarm.errors import Busy, Refused
-from swarm.events import HopAudited, JourneyStarted
+from swarm.events import HopAudited
 from swarm.ids import PeerId, StepWork
 from swarm.network.protocols import Payload
 from swarm.pipeline.messages import Adopt, HopReport
@@ -233,8 +233,6 @@ async def test_microbatch_about_which_some_lie_each_time_ends(caplog: pytest.Log
     assert caplog.text.count("is begun anew") == 4 * MOST_DIFFERING
     assert (len(leader.aside), leader.finished, leader.accused) == (4, [], [])
     assert crew.sums() == [{}, {}]
-    began = {(one.microbatch, one.route[1]) for one in crew.side.events.of(JourneyStarted)}
-    assert len(began) == 4, "without the other one, which was lied to"
 
 
 @pytest.mark.parametrize("behind", [B[:2], B[:1]], ids=["one of two", "the only one"])

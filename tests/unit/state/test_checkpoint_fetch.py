@@ -589,17 +589,17 @@ def test_plans_take_the_newest_step_that_is_whole_between_all() -> None:
         offer("B", 20, []),
         offer("C", 10, [S0]),
     ]
-    (plan,) = plans(offers, [], [S0, S1])
+    (plan,) = plans(offers, [], [(S0, S1)])
     assert (plan.step, plan.here) == (10, ())
     assert plan.donors == {S0: ("A", "C"), S1: ("B",)}
-    assert lacking(offers, [], [S0, S1]) == [(20, (S1,)), (10, ())]
+    assert lacking(offers, [], [(S0, S1)]) == [(20, (S1,)), (10, ())]
 
 
 def test_plans_never_mix_two_accounts_of_a_step_and_take_the_one_that_most_give() -> None:
     offers = [offer("A", 10, [S0], "a"), offer("B", 10, [S1], "b")]
-    assert plans(offers, [], [S0, S1]) == []
+    assert plans(offers, [], [(S0, S1)]) == []
     offers = [offer("L", 10, [S0, S1], "b"), offer("A", 10, [S0]), offer("B", 10, [S1])]
-    first, second = plans(offers, [], [S0, S1])
+    first, second = plans(offers, [], [(S0, S1)])
     assert first.attested == ("A", "B")
     assert second.attested == ("L",)
 
@@ -607,14 +607,14 @@ def test_plans_never_mix_two_accounts_of_a_step_and_take_the_one_that_most_give(
 def test_plans_believe_no_single_donor_more_than_all_others() -> None:
     honest = [offer(f"h{number}", 40, [S0, S1]) for number in range(3)]
     liar = [offer("L", 90, [S0, S1], "b"), offer("L", 90, [S0, S1], "b"), offer("L", 41, [S0, S1], "c")]
-    assert [(plan.step, plan.believed) for plan in plans(liar + honest, [], [S0, S1])] == [
+    assert [(plan.step, plan.believed) for plan in plans(liar + honest, [], [(S0, S1)])] == [
         (40, True),
         (90, False),
         (41, False),
     ]
-    assert [plan.step for plan in plans(liar + honest, [], [S0, S1], last_step=50)] == [40, 41]
+    assert [plan.step for plan in plans(liar + honest, [], [(S0, S1)], last_step=50)] == [40, 41]
     newest = offer("C", 41, [S0, S1])
-    best, *_ = plans([*liar, *honest, newest], [], [S0, S1], believed=["C"])
+    best, *_ = plans([*liar, *honest, newest], [], [(S0, S1)], believed=["C"])
     assert (best.step, best.attested) == (41, ("C",))
 
 
@@ -622,8 +622,8 @@ def test_plans_use_what_is_here_and_nothing_older_than_what_is_whole_here(tmp_pa
     record = keep(tmp_path, 10, [S0])
     here = [held(tmp_path, 10)]
     account = {PartName(part): value for part, value in record.parts.items()}
-    (plan,) = plans([Offer("A", 10, account, (S0, S1))], here, [S0, S1])
+    (plan,) = plans([Offer("A", 10, account, (S0, S1))], here, [(S0, S1)])
     assert (plan.here, plan.donors) == ((S0,), {S1: ("A",)})
-    assert plans([offer("A", 10, [S1])], here, [S0, S1]) == [], "another history's part besides ours"
+    assert plans([offer("A", 10, [S1])], here, [(S0, S1)]) == [], "another history's part besides ours"
     keep(tmp_path, 20)
-    assert plans([offer("A", 10, [S0, S1]), offer("A", 20, [S0, S1])], [held(tmp_path, 20)], [S0, S1]) == []
+    assert plans([offer("A", 10, [S0, S1]), offer("A", 20, [S0, S1])], [held(tmp_path, 20)], [(S0, S1)]) == []
