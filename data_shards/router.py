@@ -68,6 +68,12 @@ class Router:
         nearest: Whole = _distances(points, self._centres).argmin(axis=1)
         return nearest
 
+    def choices_of_rows(self, inputs: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> Whole:
+        """Return the kind of each row of token ids (rows, T): by all of it up to the last target that counts, which is
+        ≥ 0, so by no padding."""
+        counting = np.flip(np.maximum.accumulate(np.flip(targets >= 0, axis=1), axis=1), axis=1)
+        return self.choices(described(inputs, counting))
+
     def choice_of(self, tokens: Sequence[int]) -> int:
         """Return the kind of a text of these tokens."""
         return int(self.choices(described(np.array([tokens], np.int64)))[0])

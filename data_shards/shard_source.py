@@ -15,7 +15,7 @@ from data_shards.documents import DocumentRows, Packing, rows_of
 from data_shards.order import ReadingOrder, RoutedOrder
 from data_shards.packing import StreamRows
 from data_shards.privacy import Private
-from data_shards.router import Router, Whole, described
+from data_shards.router import Router, Whole
 from data_shards.shard import Shard
 from swarm.errors import ConfigError
 from swarm.ids import MicrobatchId, PeerId
@@ -128,10 +128,9 @@ class ShardSource(Private):
 
 
 def _choices(rows: StreamRows | DocumentRows, router: Router, context: int) -> Whole:
-    """The choice of each row: by all of it up to the last target that counts, so by no padding."""
+    """The choice of each row."""
     step, found = max(1, _AT_ONCE_TOKENS // context), []
     for first in range(0, rows.count, step):
         read = rows.read(list(range(first, min(rows.count, first + step))))
-        counting = np.flip(np.maximum.accumulate(np.flip(read.targets >= 0, axis=1), axis=1), axis=1)
-        found.append(router.choices(described(read.inputs, counting)))
+        found.append(router.choices_of_rows(read.inputs, read.targets))
     return np.concatenate(found)

@@ -64,6 +64,17 @@ def columns_of(part: PartName) -> range:
     return range(0) if column is None else range(column, column + 1)
 
 
+def loads(parts: Iterable[PartName], committed: Collection[Routed]) -> dict[PartName, float]:
+    """Return which share of these microbatches passes each variant among the parts; a little of each, since the next
+    step may have some for one that this had none for."""
+    several = ((part, variant_of(part)[1]) for part in parts)
+    return {
+        part: (1 + sum(takes(part, one.choice) for one in committed)) / (len(committed) + of)
+        for part, of in several
+        if of > 1
+    }
+
+
 def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
     """Return of each column the parts whose holders may stand in it, of these parts."""
     found = defaultdict[int, list[PartName]](list)

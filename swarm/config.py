@@ -336,7 +336,7 @@ def check_manifest(manifest: Manifest) -> None:
         raise ConfigError(
             "run.start_when.stage_hosts",
             start.stage_hosts,
-            f"at least {parts}, the {held}s there are" if split.variants else f"at least split.stages = {parts}",
+            f"at least {parts}, one for each {held}" if split.variants else f"at least split.stages = {parts}",
             f"Every {held} needs a replica: start with {parts} stage hosts or more, or cut fewer {fewer}.",
         )
     if manifest.averaging.mode == "local" and manifest.averaging.local.fragments > manifest.run.steps:

@@ -34,20 +34,24 @@ class ChosenStep:
     def on_path(self, name: str | None) -> ChosenStep:
         """Return the model that text of this domain trained, or with this number of a kind of text; where stages have
         no variants, ``name`` is None. Raises ConfigError for one that there is not."""
-        split = self.manifest.split
-        paths = split.domains or tuple(map(str, range(split.choices if split.variants else 0)))
+        paths = self.paths
         if name is not None and name not in paths:
             allowed = f"one of {', '.join(paths)}" if paths else "none for a run whose stages have no variants"
             raise ConfigError("--path", name, allowed, "Correct it." if paths else "Leave it out.")
         return self if name is None else replace(self, choice=paths.index(name))
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """Return what its models are called; none where there is one, since stages have no variants."""
+        split = self.manifest.split
+        return split.domains or tuple(map(str, range(len(split.centres))))
+
+    @property
     def specs(self) -> tuple[PartSpec, ...]:
         """Return the parts of the one model that is meant. Raises ConfigError where it could be several."""
         split = self.manifest.split
         if split.variants and self.choice is None:
-            paths = split.domains or range(split.choices)
-            raise ConfigError("--path", None, f"one of {', '.join(map(str, paths))}", "Say which with --path.",
+            raise ConfigError("--path", None, f"one of {', '.join(self.paths)}", "Say which with --path.",
                               why="stages have variants, and each path through them is a model")  # fmt: skip
         specs = family_of(self.manifest.model).parts(split)
         return tuple(spec for spec in specs if takes(spec.name, self.choice or 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -47,7 +48,8 @@ ModelPath = Annotated[
     typer.Option(
         "--path",
         metavar="NAME",
-        help="Of a run whose stages have variants: the model of this domain, or of the kind of text with this number.",
+        help="Of a run whose stages have variants: the model of this domain, or of the kind of text with this number.  "
+        "[default: of kinds of text all, each for its own]",
     ),
 ]
 
@@ -112,13 +114,20 @@ def export(
     # After both directories are known to be right: a wrong path should not cost the seconds that torch takes.
     from peers.checkpoints.choose_checkpoint import choose_step
     from peers.commands.adapter import export_adapter, load_adapter, trains_adapters
-    from peers.commands.export import export, load_command
+    from peers.commands.export import export, export_routed, load_command
+    from peers.console.words import command_name
 
     chosen = choose_step(found, step).on_path(path)
+    routed = path is None and bool(chosen.manifest.split.centres)
     adapter = trains_adapters(chosen, merge=merge) and not merge
     _tell_which(found, chosen.step, chosen.passed_over, asked=step is not None, named=run is not None)
     told = (lambda line: None) if as_json else typer.echo
-    made = export_adapter(chosen, into, told) if adapter else export(chosen, into, dtype.value, told)
+    if adapter:
+        made = export_adapter(chosen, into, told)
+    elif routed:
+        made = export_routed(chosen, into, dtype.value, told)
+    else:
+        made = export(chosen, into, dtype.value, told)
     if as_json:
         document = {"schema": SCHEMA, "path": str(into.absolute()), "run": chosen.manifest.run_id, "step": chosen.step,
                     "adapters": adapter, "parameters": made.parameters, "bytes": made.bytes,
@@ -131,7 +140,8 @@ def export(
         typer.echo(f"next: {load_adapter(into, chosen)}")
         return
     typer.echo(f"{of}, {made.parameters:,} parameters, is in {into}")
-    typer.echo(f"next: {load_command(into, chat=bool(chosen.manifest.tokenizer.template))}")
+    asked = f"{command_name()} sample --model {shlex.quote(str(into))}"
+    typer.echo(f"next: {asked if routed else load_command(into, chat=bool(chosen.manifest.tokenizer.template))}")
 
 
 def merge(
@@ -427,11 +437,11 @@ def _load(
         if (path := how.pop("path")) is not None:
             raise ConfigError("--path", path, "no option besides --model", "Leave out --path, or --model.")
         return load_exported(found, **how), {"model": str(model)}
-    from peers.commands.evaluate import load_checkpoint
+    from peers.commands.evaluate import load_to_ask
 
-    checkpoint = load_checkpoint(found, step, **how)
+    loaded, checkpoint = load_to_ask(found, step, **how)
     _tell_which(found, checkpoint.step, checkpoint.passed_over, asked=step is not None, named=run is not None)
-    return checkpoint, {"directory": str(found.root), "step": checkpoint.step}
+    return loaded, {"directory": str(found.root), "step": checkpoint.step}
 
 
 def _check_named(
@@ -456,13 +466,13 @@ def _encoding(run: Path | None, model: Path | None, step: int | None, home: str 
     """Return how files become tokens: as the exported model's files say, or the run's manifest. ``key`` names the
     run."""
     from peers.checkpoints.choose_checkpoint import choose_step, run_tokenizer
-    from peers.commands.model_directory import check_model
+    from peers.commands.model_directory import check_model, models_in
     from peers.data.tokenizer_files import model_encoding, run_encoding
     from peers.home.run_directory import find_run_directory
 
     if model is not None:
         check_model(model)
-        return model_encoding(model, key="FILE")
+        return model_encoding(models_in(model)[0], key="FILE")
     chosen = choose_step(find_run_directory(run, home, key=key), step)
     return run_encoding(run_tokenizer(chosen)[0], chosen.manifest.tokenizer, key="FILE")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from data_shards.documents import rows_of
 from data_shards.draft import Documents
+from data_shards.router import Router
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
-from peers.checkpoints.choose_checkpoint import choose_step, run_tokenizer
+from peers.checkpoints.choose_checkpoint import ChosenStep, choose_step, run_tokenizer
 from peers.commands.export import trained_weights
 from peers.console.interrupt import check
 from peers.data.encoder import Encoded
@@ -30,10 +31,11 @@ from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest
 from swarm.device import resolve_device
 from swarm.errors import ConfigError, StateError
+from swarm.ids import PartName
 from swarm.models.family import PartModule
 from swarm.models.layout import install_weights
 from swarm.models.lora import LoraFamily, install_base
-from swarm.models.packing import packed
+from swarm.models.packing import packed, packed_positions
 from swarm.models.registry import family_of
 
 ROWS_AT_ONCE = 16
@@ -43,6 +45,7 @@ LARGEST_SCORES = 1 << 26
 LONGEST_WINDOW = 2048
 """Unless a longer one is asked for: attention over more costs much and gains little."""
 
+Weights = Mapping[str, Tensor]
 _Row = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Tokens, and what follows each: the targets, -1 where one does not count."""
 
@@ -76,6 +79,43 @@ class LoadedModel(Protocol):
     @property
     def device(self) -> torch.device:
         """Return where its inputs belong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What is loaded of no single checkpoint: a :class:`LoadedModel`."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    device: torch.device
+
+
+class RoutedModel:
+    """Models of one shape, each for a kind of text: a :class:`LanguageModel` that has each row, or prompt, asked of the
+    model of its kind. A prompt stays of its kind as it is continued."""
+
+    def __init__(self, models: Sequence[LanguageModel], router: Router) -> None:
+        self._models, self._router = models, router
+        self.vocab_size, self.context = models[0].vocab_size, models[0].context
+
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
+        """See :class:`LanguageModel`."""
+        kinds = self._router.choices_of_rows(tokens.cpu().numpy(), targets.cpu().numpy())
+        total, count = 0.0, 0
+        for kind in np.unique(kinds).tolist():
+            rows = torch.from_numpy(kinds == kind).to(tokens.device)
+            positions = packed_positions()
+            with packed(None if positions is None else positions[rows]):
+                nats, counted = self._models[kind].evaluate(tokens[rows], targets[rows])
+            total, count = total + nats, count + counted
+        return total, count
+
+    def generate(
+        self, tokens: Tensor, count: int, *, seed: int, temperature: float, ends: Collection[int] = ()
+    ) -> Tensor:
+        """See :class:`LanguageModel`."""
+        model = self._models[self._router.choice_of(tokens.tolist())]
+        return model.generate(tokens, count, seed=seed, temperature=temperature, ends=ends)
 
 
 # --- the model of a checkpoint ---------------------------------------------------------------------------------------
@@ -126,15 +166,39 @@ def load_checkpoint(
             for each other cost 3 times what they give.
     """
     torch.set_num_threads(threads)
-    place = resolve_device(device)
-    chosen = choose_step(directory, step).on_path(path)
-    family = family_of(chosen.manifest.model)
+    return _load(choose_step(directory, step).on_path(path), resolve_device(device), {})
+
+
+def load_to_ask(
+    directory: RunDirectory,
+    step: int | None = None,
+    *,
+    path: str | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+) -> tuple[LoadedModel, Checkpointed]:
+    """As :func:`load_checkpoint`; where a run has experts by text, and no ``path`` is named, all its models are loaded,
+    and text is asked of that of its kind. Returns what to ask, and the checkpoint, with the first of its models. What
+    several models share is in memory once where it needs no other dtype or device."""
+    torch.set_num_threads(threads)
+    chosen, place, held = choose_step(directory, step).on_path(path), resolve_device(device), dict[PartName, Weights]()
+    if path is not None or not chosen.manifest.split.centres:
+        checkpoint = _load(chosen, place, held)
+        return checkpoint, checkpoint
+    every = [_load(chosen.on_path(name), place, held) for name in chosen.paths]
+    model = RoutedModel([one.model for one in every], Router(chosen.manifest.split.centres))
+    return Loaded(model, every[0].tokenizer, place), every[0]
+
+
+def _load(chosen: ChosenStep, place: torch.device, held: dict[PartName, Weights]) -> Checkpointed:
+    """Build one model of parts that are ``held`` already, or are loaded and held then."""
+    directory, family = chosen.directory, family_of(chosen.manifest.model)
     model = family.build(family.whole)
     if isinstance(family, LoraFamily):
         install_base(model, frozen_of_all(chosen.manifest, store_of(directory)), place)
-    weights: dict[str, Tensor] = {}
     for spec in chosen.specs:
-        weights |= trained_weights(chosen, spec)
+        held[spec.name] = held.get(spec.name) or trained_weights(chosen, spec)
+    weights = {name: tensor for spec in chosen.specs for name, tensor in held[spec.name].items()}
     install_weights(model, weights, device=place)
     _, tokenizer = run_tokenizer(chosen)
     return Checkpointed(chosen.step, model.to(place).eval(), tokenizer, chosen.manifest, chosen.passed_over, place)

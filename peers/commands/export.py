@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor
 from data_shards.tokenize import Tokenizer
 from peers.checkpoints.choose_checkpoint import ChosenStep, run_tokenizer
 from peers.checkpoints.verify import named_files
-from peers.commands.model_directory import CONFIG, making, tokenizer_config, write_json, write_tensors
+from peers.commands.model_directory import CONFIG, ROUTING, making, tokenizer_config, write_json, write_tensors
 from peers.console.interrupt import check
 from peers.console.words import count
 from peers.data.tokenizer_files import CONFIG_FILE, TEMPLATE_FILE, template_in
@@ -33,6 +33,7 @@ from swarm.ids import PartName
 from swarm.models.lora import LoraFamily, merged
 from swarm.models.registry import family_of
 from swarm.models.spec import DType, PartSpec
+from swarm.schema import BINS, MOST_IN_BIN
 from swarm.state.checkpoints.files import RECORD, step_directory
 from swarm.state.checkpoints.parts import load_part_weights
 from swarm.state.checkpoints.proof import proof_in
@@ -99,6 +100,25 @@ def export(
         card = model_card(chosen, content, architecture, tokenizer)
         names = write_beside(hidden, files, card, chosen.manifest.tokenizer.template)
     return Exported(files=names, parameters=parameters, bytes=stored)
+
+
+def export_routed(chosen: ChosenStep, into: Path, dtype: DType, told: Callable[[str], None]) -> Exported:
+    """Write every model of a checkpoint with experts by text into one new or empty directory, whole or not at all, and
+    beside them how text finds its own. Arguments and errors are those of :func:`export`."""
+    every = dict[str, Exported]()
+    with making(into) as hidden:
+        for name in chosen.paths:
+            told(f"{name}:")
+            every[name] = export(chosen.on_path(name), hidden / name, dtype, told)
+        routing = {"schema": 1, "models": list(every), "centres": chosen.manifest.split.centres}
+        write_json(hidden / ROUTING, routing)
+        write_whole(hidden / "README.md", [_routed_card(chosen, list(every)).encode()])
+    files = [f"{name}/{file}" for name, one in every.items() for file in one.files]
+    return Exported(
+        files=tuple(sorted([*files, ROUTING, "README.md"])),
+        parameters=sum(one.parameters for one in every.values()),
+        bytes=sum(one.bytes for one in every.values()),
+    )
 
 
 def _made(
@@ -242,6 +262,54 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=80)[0]))
 
 {_follows(chosen, tokenizer)}It was trained on rows of {family.context} tokens.
 The optimizer's state is not here: the run goes on from its own checkpoints.
+"""
+
+
+def _routed_card(chosen: ChosenStep, names: Sequence[str]) -> str:
+    """Return the ``README.md`` of a directory that routes."""
+    content = _trained(chosen)
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [swarm, decentralized-training]
+---
+
+# {content.title}
+
+{content.origin} It is {count(len(names), "model")}, each in a directory of its own with a model card:
+{", ".join(names)}.
+They share some of their layers, and each has learnt from one kind of text. `{ROUTING}` says which model a text is of:
+how often its tokens are in it, in {BINS} bins, is compared with the middle of each kind.
+
+## Use it
+
+`swarm sample --model DIR` and `swarm eval --model DIR` of this directory ask of each text the model of its kind. In
+Python, in this directory:
+
+```python
+import json
+
+import numpy as np
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+with open("{ROUTING}") as file:
+    routing = json.load(file)
+
+
+def model_for(ids):
+    bins = (np.array(ids, np.uint64) * np.uint64(0x9E3779B1) >> np.uint64(24)).astype(np.uint8)
+    counts = np.bincount(bins, minlength={BINS})
+    found = np.sqrt(counts * {MOST_IN_BIN}**2 // max(1, counts.sum())).astype(int)
+    return routing["models"][((np.array(routing["centres"]) - found) ** 2).sum(axis=1).argmin()]
+
+
+tokenizer = AutoTokenizer.from_pretrained("{names[0]}")
+prompt = tokenizer("The", return_tensors="pt", return_token_type_ids=False)
+model = AutoModelForCausalLM.from_pretrained(model_for(prompt["input_ids"][0].tolist()))
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=80)[0]))
+```
+
+Each model's own card says how its prompts begin.
 """
 
 

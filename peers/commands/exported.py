@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_shards.tokenize import Tokenizer
+from data_shards.router import Router
+from peers.commands.evaluate import Loaded, RoutedModel
+from peers.commands.model_directory import models_in, routing_in
 from peers.console.words import another_path, count, one_line
 from peers.data.tokenizer_files import model_encoding
 from swarm.device import resolve_device
@@ -21,15 +22,6 @@ _IGNORED = -100
 _ANEW = "Export or fetch it anew."
 _UNKNOWN_CONTEXT = 1024
 """Of a model that does not say its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedModel:
-    """A model of transformers, and its tokenizer: a :class:`~peers.commands.evaluate.LoadedModel`."""
-
-    model: TransformersModel
-    tokenizer: Tokenizer
-    device: torch.device
 
 
 class TransformersModel:
@@ -76,8 +68,9 @@ class TransformersModel:
         return made
 
 
-def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> ExportedModel:
-    """Load a model from a directory, with safetensors only and none of its own code; no hub is asked.
+def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> Loaded:
+    """Load a model from a directory, with safetensors only and none of its own code; no hub is asked. Of a directory
+    that routes, all its models are loaded.
 
     Args:
         path: The directory, which :func:`~peers.commands.model_directory.check_model` has passed.
@@ -90,13 +83,22 @@ def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> Expor
     """
     torch.set_num_threads(threads)
     place = resolve_device(device)
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity(logging.ERROR)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    tokenizer = model_encoding(path, key="--model").make_tokenizer()
+    directories, routing = models_in(path), routing_in(path)
+    tokenizer = model_encoding(directories[0], key="--model").make_tokenizer()
+    models = [TransformersModel(_model_in(one).to(place).eval()) for one in directories]
+    if routing is None:
+        return Loaded(models[0], tokenizer, place)
+    return Loaded(RoutedModel(models, Router(routing.centres)), tokenizer, place)
+
+
+def _model_in(path: Path) -> Any:
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -113,7 +115,7 @@ def load_exported(path: Path, *, device: str = "cpu", threads: int = 1) -> Expor
     model, info = loaded
     if missing := sorted(info["missing_keys"]):  # transformers would make them up
         raise StateError(f"{path}: its files lack {missing[0]}, {count(len(missing), 'tensor')} in all. {_ANEW}")
-    return ExportedModel(TransformersModel(model.to(place).eval()), tokenizer, place)
+    return model
 
 
 def _refused(path: Path, why: str) -> ConfigError:

@@ -14,16 +14,29 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from peers.console.words import CommandError, another_path, command_name
+from pydantic import Field, StringConstraints, ValidationError
+
+from peers.console.words import CommandError, another_path, command_name, one_line
 from swarm.disk import Piece, make_directory, sync_directory, write_whole
 from swarm.errors import ConfigError, StateError, install_command
+from swarm.models.spec import DOMAIN
+from swarm.schema import HistogramField, Section
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 """What peft reads of a directory of adapters."""
-"""Moved into place last: nothing takes a directory without it for a model."""
+ROUTING = "routing.json"
+"""Moved into place last: nothing takes a directory without one of these for a model."""
+
+
+class Routing(Section):
+    """The file of a directory that holds a model for each kind of text: where each is, and the middle of its kind."""
+
+    version: Literal[1] = Field(alias="schema")
+    models: Annotated[tuple[Annotated[str, StringConstraints(pattern=DOMAIN)], ...], Field(min_length=1)]
+    centres: tuple[HistogramField, ...]
 
 
 def check_target(into: Path) -> None:
@@ -44,7 +57,19 @@ def check_target(into: Path) -> None:
 
 
 def check_model(path: Path) -> None:
-    """Raise ConfigError for what is no model's directory, CommandError where there is no transformers to load it."""
+    """Raise ConfigError for what is no model's directory, nor one that routes, CommandError where there is no
+    transformers to load it."""
+    for one in models_in(path):
+        _check_one(one)
+    if importlib.util.find_spec("transformers") is None:
+        raise CommandError(
+            "transformers is not installed: exported models need it",
+            check="a run's own checkpoints need no transformers: leave --model out",
+            next_=install_command("hf"),
+        )
+
+
+def _check_one(path: Path) -> None:
     if not os.path.isfile(path / CONFIG):
         there = os.path.isdir(path)
         run = os.path.isfile(path / "run.toml")
@@ -59,19 +84,33 @@ def check_model(path: Path) -> None:
             f"Make one of a run's checkpoint: {command_name()} export --out {new}",
             why=f"it holds no {CONFIG}{'; it is a run' if run else ''}" if there else "there is no such directory",
         )
-    if importlib.util.find_spec("transformers") is None:
-        raise CommandError(
-            "transformers is not installed: exported models need it",
-            check="a run's own checkpoints need no transformers: leave --model out",
-            next_=install_command("hf"),
-        )
+
+
+def models_in(path: Path) -> tuple[Path, ...]:
+    """Return the directories of the models in a directory that routes; of any other itself. Raises as
+    :func:`routing_in`."""
+    routing = routing_in(path)
+    return (path,) if routing is None else tuple(path / name for name in routing.models)
+
+
+def routing_in(path: Path) -> Routing | None:
+    """Return how a directory routes, None where it does not. Raises StateError for a file that says it wrongly."""
+    try:
+        routing = Routing.model_validate_json((path / ROUTING).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValidationError) as error:
+        raise StateError(f"{path / ROUTING}: {one_line(str(error))}. Export it anew.") from error
+    if len(routing.models) != len(routing.centres):
+        raise StateError(f"{path / ROUTING}: models and centres are not as many. Export it anew.")
+    return routing
 
 
 @contextlib.contextmanager
 def making(into: Path) -> Iterator[Path]:
     """Give a hidden directory to fill, which becomes ``into`` when the block ends, all at once; when it fails, nothing
     is left of it. An empty directory that is there is kept (a volume may be mounted on it): there the files are moved
-    in, ``config.json`` last.
+    in, last that which makes it a model's.
 
     Raises StateError when the disk refuses, and ConfigError as :func:`check_target`.
     """
@@ -95,7 +134,7 @@ def making(into: Path) -> Iterator[Path]:
 
 def _publish(hidden: Path, into: Path, *, there: bool) -> None:
     if there:
-        for name in sorted(os.listdir(hidden), key=lambda name: (name == CONFIG, name)):
+        for name in sorted(os.listdir(hidden), key=lambda name: (name in (CONFIG, ROUTING), name)):
             os.rename(hidden / name, into / name)
         os.rmdir(hidden)
     else:

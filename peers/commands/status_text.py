@@ -22,7 +22,7 @@ from peers.console.words import (
 from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.places import PlaceState, home_option
 from swarm.disk import size_text
-from swarm.ids import ENDS
+from swarm.ids import ENDS, PartName, stage_of, variant_of
 from swarm.membership.status_types import MemoryReport, PartTurnout
 
 NO_PART = "no part"
@@ -365,9 +365,10 @@ def _lost(standing: StatusReport) -> str:
     return f", {standing.lost} lost" if standing.lost else ""
 
 
-def _part_order(part: str | None) -> tuple[bool, bool, int, str]:
-    """Stages by number, then the ends, then those that hold nothing."""
-    return (part is None, part == ENDS, len(part or ""), part or "")
+def _part_order(part: str | None) -> tuple[bool, bool, int, tuple[int, int]]:
+    """Stages by number, and of each its variants, then the ends, then those that hold nothing."""
+    stage = None if part is None else stage_of(PartName(part))
+    return part is None, part == ENDS, stage or 0, variant_of(PartName(part or ""))
 
 
 def _run(name: str, run: str) -> str:

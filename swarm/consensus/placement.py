@@ -36,6 +36,7 @@ class Places:
         beside: The parts that are held on its machine.
         unfit: Those that its memory does not hold.
         chosen: The part that it chose before, when it chooses again.
+        load: Of variants of the stage that the asking peer wishes for, which share of microbatches passes each.
         home: Where microbatches stay in one organisation, that of the asking peer: replicas of others are none to it.
     """
 
@@ -48,6 +49,7 @@ class Places:
     beside: Collection[str] = ()
     unfit: Collection[str] = ()
     chosen: PartName | None = None
+    load: Mapping[PartName, float] = field(default_factory=dict)
     home: str | None = None
 
     def counts(self, roster: Roster, peer: str) -> bool:
@@ -64,12 +66,12 @@ def choose_place(
 ) -> tuple[PartName | None, str]:
     """Choose the part of a peer that joins a run in progress.
 
-    Its wish; else a stage that is lost; else the one with the fewest replicas, whose loss would hurt most: without
-    those that leave, with those on their way. Of several each peer takes another. Of those that choose at the same time
-    each foresees what those before it, in the order of peer ids, will choose. Who chooses again
-    leaves those out that chose the same and come after it: so two that collided do not move together. A
-    stage that does not fit is its place only where none does, or by its wish: it cannot take it. Cost: O(members +
-    arrivals · stages).
+    Its wish, of a stage with variants the one with the fewest replicas for its load; else a stage that is lost; else
+    the one with the fewest replicas, whose loss would hurt most: without those that leave, with those on their way. Of
+    several each peer takes another. Of those that choose at the same time each foresees what those before it, in the
+    order of peer ids, will choose. Who chooses again leaves those out that chose the same and come after it: so two
+    that collided do not move together. A stage that does not fit is its place only where none does, or by its wish: it
+    cannot take it. Cost: O(members + arrivals · stages).
 
     Returns:
         The part, None for a role that holds none, and why.
@@ -91,14 +93,20 @@ def choose_place(
     counts = {part: 0 if part in places.lost else held[part] - leaves[part] for part in host_parts(places.parts)}
     coming, draws = arrivals(roster, peer, counts, places), _draws(peer, counts)
 
-    def last(part: PartName) -> tuple[int, bool, bool, bytes]:
-        return counts[part] + coming[part], part != places.chosen, part in places.beside, draws[part]
+    def last(part: PartName) -> tuple[float, bool, bool, bytes]:
+        return (
+            (counts[part] + coming[part]) / places.load.get(part, 1),
+            part != places.chosen,
+            part in places.beside,
+            draws[part],
+        )
 
     part = min(_open_to(counts, places), key=last)
     if part in places.lost:
         return part, f"all that held it are lost{_on_their_way(coming[part])}"
     leaving = f", and {leaves[part]} about to leave" if leaves[part] else ""
-    of = f" of {places.home}" if places.home else ""
+    of = " for its load" if part in places.load else ""
+    of += f" of {places.home}" if places.home else ""
     return part, f"it has the fewest replicas{of} ({counts[part]}{leaving}{_on_their_way(coming[part])})"
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from swarm.clock import Clock
-from swarm.columns import host_parts
+from swarm.columns import host_parts, loads
 from swarm.consensus.placement import Places, choose_place
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, can_be_called
@@ -162,6 +162,7 @@ class Survey:
             beside=head.members.parts_beside(me, settings.beside),
             unfit=unfit,
             chosen=self._run.situation.part,
+            load={} if settings.stage is None else loads(parts, head.committed),
             home=home,
         )
         try:

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from swarm.columns import host_parts, takes
+from swarm.columns import host_parts, loads
 from swarm.consensus.changes import Changes
 from swarm.consensus.copies import copy_duties
 from swarm.consensus.rebalance import NO_RETURN_RECORDS, Balance, MovePlan, plan
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
-from swarm.ids import PartName, PeerId, variant_of
+from swarm.ids import PartName, PeerId
 from swarm.step.boundary_codecs import FIXED, CodecRules
 
 
@@ -54,19 +54,10 @@ class MoveRules:
             joining={PeerId(member.peer): PartName(member.part or "") for member in joining},
             going={PeerId(peer) for peer in (*changes.absent, *(leave.peer for leave in changes.leaves))},
             speed=self._speeds(before, held),
-            load=self._load(before),
+            load=loads(host_parts(before.members.parts), before.committed),
             last=step >= self.steps,
         )
         return plan(balance, self._copied(roster, step))
-
-    def _load(self, before: CloseRecord) -> Mapping[PartName, float]:
-        """Which share of microbatches passes each variant, by the record before; a little of each, since the next step
-        may have some for one that this had none for."""
-        total, found = len(before.committed), dict[PartName, float]()
-        for part in host_parts(before.members.parts):
-            if (of := variant_of(part)[1]) > 1:
-                found[part] = (1 + sum(takes(part, one.choice) for one in before.committed)) / (total + of)
-        return found
 
     def _copied(self, roster: Roster, step: int) -> Mapping[PeerId, list[PartName]]:
         """By peer the stages to which it may move: those of which it keeps a copy. Who came to its own only lately

@@ -32,7 +32,7 @@ from swarm.consensus.proof import Proof
 from swarm.consensus.records import CloseRecord, Contribution, Decision, acceptance_bytes
 from swarm.consensus.roster import Member, Roster
 from swarm.events import Event, StepClosed
-from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, RunId, stage_part
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, RunId, stage_part, variant_of
 from swarm.membership.founding_record import Origin, founding_record, genesis
 from swarm.models.registry import family_of
 from swarm.monitoring.reader import Recorded, RecordedEvent
@@ -235,8 +235,9 @@ class KeptRun:
     def states(self, step: int, seed: int = 0) -> dict[PartName, Snapshot]:
         """Return every part after a step, made of some numbers."""
         model, found = self.manifest.model, {}
-        weights = family_of(model).initial_weights(seed=seed or step, files=self.model_files)
         for spec in family_of(model).parts(self.manifest.split):
+            number = (seed or step) + variant_of(spec.name)[0]
+            weights = family_of(model).initial_weights(seed=number, files=self.model_files)
             layout = family_of(model).layout(family_of(model).build(spec))
             params = layout.flatten(weights)
             found[spec.name] = Snapshot(

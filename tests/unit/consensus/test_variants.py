@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
+from swarm.columns import loads
 from swarm.consensus.faults import auditors
 from swarm.consensus.ledger import assigned, is_reassigned, reassigned, weights
 from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
@@ -106,6 +109,18 @@ def test_hosts_are_dealt_over_variants_and_a_wish_for_a_stage_is_one_for_the_var
         assign_stages(hosts[:2], PARTS[:3])
     part, reason = choose_place(roster("c2", "a1"), PeerId("new"), "stage", 1, Places(parts=PARTS))
     assert (part, reason) == (CODE, "it has the fewest replicas (1)")
+
+
+def test_wish_for_a_stage_is_one_for_the_variant_with_the_fewest_replicas_for_its_load() -> None:
+    busy = [done(at, "a1", "c1" if at % 4 else "w1", choice=min(at % 4, 1)) for at in range(8)]
+    load = loads(PARTS, busy)
+    assert load == {LAW: 3 / 10, CODE: 7 / 10}
+    places = Places(parts=PARTS, load=load)
+    assert choose_place(roster(), PeerId("new"), "stage", 1, places)[0] == CODE
+    part, reason = choose_place(roster("w2"), PeerId("new"), "stage", 1, places)
+    assert (part, reason) == (CODE, "it has the fewest replicas for its load (2)")
+    lost = replace(places, lost=(LAW,))
+    assert choose_place(roster("w1", "w2"), PeerId("new"), "stage", 1, lost)[0] == LAW
 
 
 @pytest.mark.parametrize("part", ["stage-1.v0of0", "stage-1.v0of1", "stage-1.v", "stage-1.v0", "stage-1.v100of200"])

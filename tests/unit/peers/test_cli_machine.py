@@ -26,7 +26,7 @@ from peers.invites.wishes import ROLES
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.consensus.trials import few_trainers
-from swarm.ids import PartName, stage_part
+from swarm.ids import ENDS, PartName, stage_part
 from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout
 from swarm.pipeline.activity import AuditCounts
 from swarm.schema import FEWEST_TRAINERS
@@ -346,6 +346,10 @@ def test_members_say_where_they_are_and_who_only_calls(snapshot: Snapshot) -> No
     gone = dataclasses.replace(plain, name="emu", state="lost", lost="no answer to 3 pings in a row")
     young = seen("otter", **STANDINGS["only starts"]).standing
     assert [*member_lines(standing("otter"), [plain, there, gone]), *member_lines(young, [])] == snapshot
+    parts = [stage_part(0), *(stage_part(1, each, 12) for each in range(12)), stage_part(2), stage_part(10), ENDS, None]
+    each = [dataclasses.replace(plain, part=part) for part in reversed(parts)]
+    told = [line for line in member_lines(standing("otter"), each)[1:] if line and line[0] != " "]
+    assert told == [part or "no part" for part in parts]
 
 
 @pytest.mark.parametrize(

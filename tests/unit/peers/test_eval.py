@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from data_shards.draft import Documents
 from data_shards.tokenize import tokenizer_digest
 from peers.cli.app import run as swarm
-from peers.commands.evaluate import Checkpointed, LoadedModel, load_checkpoint, sliding, text_loss
-from peers.commands.exported import ExportedModel, load_exported
+from peers.commands.evaluate import Checkpointed, Loaded, LoadedModel, load_checkpoint, sliding, text_loss
+from peers.commands.exported import load_exported
 from peers.data.encoder import Encoded
 from peers.data.flaws import FlawCount
 from peers.data.keys import KeyCount
@@ -33,7 +33,7 @@ CONTEXT = 16
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpointed, ExportedModel]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checkpointed, Loaded]:
     """A directory with ``run`` and ``model``, and what each loads as."""
     root = tmp_path_factory.mktemp("both")
     directory = kept_run().keep(root / "run", 10)
@@ -64,7 +64,7 @@ def test_windows_count_each_target_once_with_enough_before_it(targets: int, cont
 @torch.no_grad()
 @pytest.mark.parametrize("stride", [16, 5])
 def test_text_loss_is_that_of_each_token_after_those_before_it(
-    both: tuple[Path, Checkpointed, ExportedModel], stride: int
+    both: tuple[Path, Checkpointed, Loaded], stride: int
 ) -> None:
     _, checkpoint, _ = both
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
@@ -82,7 +82,7 @@ def test_text_loss_is_that_of_each_token_after_those_before_it(
     assert found.bits_per_byte == pytest.approx(nats / math.log(2) / found.bytes)
 
 
-def test_text_loss_of_a_text_without_tokens_says_so(both: tuple[Path, Checkpointed, ExportedModel]) -> None:
+def test_text_loss_of_a_text_without_tokens_says_so(both: tuple[Path, Checkpointed, Loaded]) -> None:
     _, checkpoint, _ = both
     with pytest.raises(StateError, match="no token of this text"):
         text_loss(checkpoint, encoded(checkpoint, ""), context=CONTEXT, stride=8)
@@ -91,7 +91,7 @@ def test_text_loss_of_a_text_without_tokens_says_so(both: tuple[Path, Checkpoint
 # --- exported models --------------------------------------------------------------------------------------------------
 
 
-def test_exported_model_goes_on_beyond_its_context(both: tuple[Path, Checkpointed, ExportedModel]) -> None:
+def test_exported_model_goes_on_beyond_its_context(both: tuple[Path, Checkpointed, Loaded]) -> None:
     _, _, exported = both
     prompt = torch.arange(1, 30)
     for count in (1, 40):
@@ -107,7 +107,7 @@ def test_exported_model_goes_on_beyond_its_context(both: tuple[Path, Checkpointe
 
 
 def test_eval_of_run_and_exported_model_say_the_same(
-    both: tuple[Path, Checkpointed, ExportedModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    both: tuple[Path, Checkpointed, Loaded], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, _, _ = both
     (tmp_path / "a.txt").write_text(TEXT)
@@ -197,7 +197,7 @@ def test_eval_of_run_and_export_is_a_plain_loop_of_transformers(
 
 
 def test_eval_of_empty_files_says_so(
-    both: tuple[Path, Checkpointed, ExportedModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    both: tuple[Path, Checkpointed, Loaded], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).touch()
@@ -216,7 +216,7 @@ def test_eval_of_empty_files_says_so(
     ],
 )
 def test_eval_of_what_does_not_fit_is_refused(
-    both: tuple[Path, Checkpointed, ExportedModel],
+    both: tuple[Path, Checkpointed, Loaded],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: str,
@@ -230,7 +230,7 @@ def test_eval_of_what_does_not_fit_is_refused(
 
 
 def test_model_option_without_transformers_names_the_extra(
-    both: tuple[Path, Checkpointed, ExportedModel], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    both: tuple[Path, Checkpointed, Loaded], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, _, _ = both
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -244,7 +244,7 @@ def test_model_option_without_transformers_names_the_extra(
     ("damaged", "code"), [("weights", 1), ("lacking", 1), ("config", 2), ("tokenizer", 2), ("directory", 2)]
 )
 def test_model_option_with_what_is_damaged_says_so(
-    both: tuple[Path, Checkpointed, ExportedModel],
+    both: tuple[Path, Checkpointed, Loaded],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     damaged: str,
