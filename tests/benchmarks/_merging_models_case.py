@@ -3,23 +3,16 @@ both texts, and what ``swarm merge`` makes of the sites."""
 
 from __future__ import annotations
 
-import itertools
 import random
-import re
 import shutil
-import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from data_shards.build import build_shard
-from data_shards.documents import rows_of
-from data_shards.shard import Shard
 from peers.checkpoints.choose_checkpoint import choose_step
 from peers.checkpoints.named import BASE, named_step, weighted_steps
 from peers.checkpoints.recut import recut_run
@@ -28,7 +21,6 @@ from peers.checkpoints.writer import keep_run
 from peers.commands.export import export
 from peers.commands.exported import load_exported
 from peers.commands.merge import Merging, calibrate, merge, merging_of
-from peers.data.text import built_in_corpus
 from peers.home.run_directory import RunDirectory
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.models.layout import install_weights
@@ -37,30 +29,12 @@ from swarm.models.registry import family_of
 from swarm.sim.loop import run_world
 from swarm.state.checkpoints.files import step_directory
 from swarm.state.checkpoints.parts import load_weights
+from tests.benchmarks._texts import test_rows, texts_of
 
 KINDS = ("code", "tables")
 """What each site has; the base has prose, and a little code."""
-CONTEXT, TEST_ROWS = 64, 256
+CONTEXT = 64
 FINE_RATE = 1e-3
-_FIELDS: Mapping[str, Any] = {
-    "name": lambda rng: rng.choice(("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn")),
-    "city": lambda rng: rng.choice(("Rome", "Oslo", "Lima", "Cairo", "Quito")),
-    "year": lambda rng: str(rng.randint(1950, 2020)),
-    "weight": lambda rng: f"{rng.gauss(70, 9):.1f}",
-    "height": lambda rng: f"{rng.gauss(1.7, 0.1):.2f}",
-    "price": lambda rng: f"{rng.expovariate(0.05):.2f}",
-    "count": lambda rng: str(rng.randint(0, 99)),
-    "code": lambda rng: f"{rng.choice('ABC')}{rng.randint(100, 999)}",
-}
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Documents of a kind: to train on, to calibrate with, and to measure with."""
-
-    train: list[str]
-    calibrate: list[str]
-    test: list[str]
 
 
 def play(root: Path, *, seed: int, steps: Sequence[int], preferences: Sequence[float]) -> dict[str, Any]:
@@ -76,13 +50,13 @@ def play(root: Path, *, seed: int, steps: Sequence[int], preferences: Sequence[f
         ``losses`` in nats a token by kind of text, by model (with a preference where it has one), and ``unit_equal``.
     """
     before, after = steps
-    texts = _texts(random.Random(seed))
+    texts = texts_of(random.Random(seed))
     prose = texts["prose"].train + texts["code"].train[: len(texts["code"].train) // 8]
     base = _trained(root, "base", [prose], seed, before)
     runs = {kind: _goes_on(root, base, kind, [texts[kind].train], seed, steps) for kind in KINDS}
     runs["joint"] = _goes_on(root, base, "joint", [texts[kind].train for kind in KINDS], seed, steps)
     tokenizer = base.tokenizer.read_bytes()
-    test = [_rows(root / f"test-{kind}", texts[kind].test, tokenizer) for kind in KINDS]
+    test = [test_rows(root / f"test-{kind}", texts[kind].test, tokenizer, CONTEXT) for kind in KINDS]
     losses: dict[str, list[float]] = {}
 
     def measure(name: str, directory: Path) -> None:
@@ -103,7 +77,9 @@ def play(root: Path, *, seed: int, steps: Sequence[int], preferences: Sequence[f
         learnt = calibrate(merging, torch.device("cpu"), lambda *_: None)
         merge(merging, learnt, root / f"learnt-{preference}", "float32", _quiet)
         measure(f"learnt {preference}", root / f"learnt-{preference}")
-        rows = [_rows(root / f"fine-{kind}-{preference}", texts[kind].calibrate, tokenizer) for kind in KINDS]
+        rows = [
+            test_rows(root / f"fine-{kind}-{preference}", texts[kind].calibrate, tokenizer, CONTEXT) for kind in KINDS
+        ]
         losses[f"trained {preference}"] = _trained_on(merging, rows, test)
     equal = [_equal(base, runs, before, kind, root) for kind in KINDS]
     return {"seed": seed, "losses": losses, "unit_equal": all(equal)}
@@ -216,43 +192,3 @@ def _swarm(
     }
     fixed["run"] |= sections.get("run", {})
     return SimSwarm(root, hosts=hosts, trainers=len(texts), documents=texts, sites=sites, **fixed)
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
-
-
-def _texts(rng: random.Random) -> dict[str, Texts]:
-    found = {"prose": list(built_in_corpus().documents), "code": _code(), "tables": _tables(rng)}
-    dealt = {}
-    for kind, documents in found.items():
-        rng.shuffle(documents)
-        most, rest = len(documents) * 8 // 10, len(documents) * 9 // 10
-        dealt[kind] = Texts(documents[:most], documents[most:rest], documents[rest:])
-    return dealt
-
-
-def _code() -> list[str]:
-    """Modules of the standard library, without docstrings and comments."""
-    sources = itertools.islice(sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")), 120)
-    texts = (re.sub(r'"""(.*?)"""', "", path.read_text(errors="ignore"), flags=re.DOTALL) for path in sources)
-    return [found for text in texts if (found := re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE))]
-
-
-def _tables(rng: random.Random) -> list[str]:
-    """Drawn rows under drawn columns."""
-    tables = []
-    for _ in range(400):
-        columns = rng.sample(list(_FIELDS), 4)
-        rows = (";".join(_FIELDS[column](rng) for column in columns) for _ in range(40))
-        tables.append("\n".join([";".join(columns), *rows]))
-    return tables
-
-
-def _rows(path: Path, documents: list[str], tokenizer: bytes) -> TextRows:
-    """Rows all over a text."""
-    build_shard(path, documents, tokenizer)
-    rows = rows_of(Shard.open(path), CONTEXT)
-    some = torch.linspace(0, rows.count - 1, min(rows.count, TEST_ROWS)).long().tolist()
-    read = rows.read(some)
-    tokens: tuple[Tensor, Tensor] = torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
-    return TextRows(*tokens)
