@@ -12,7 +12,7 @@ import pytest
 
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.slowness import FIRST_LEAVE
-from swarm.events import DigestMismatch, LeftOutAsSlow, PeerLost, StepClosed, StepHeldUp
+from swarm.events import DigestMismatch, LeftOutAsSlow, PeerLost, StepClosed, StepHeldUp, TermBegan
 from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, run_world
 from swarm.step.member.member_service import MemberService
@@ -83,6 +83,7 @@ def test_member_that_answers_late_in_each_step_is_soon_not_waited_for_and_comes_
     assert max(took[step] for step in range(left[0].step + 1, left[0].until)) < 2 * usual_s
     assert not swarm.events(DigestMismatch)
     assert not swarm.events(PeerLost)
+    assert {event.term for event in swarm.events(TermBegan)} <= {1}, "nobody but the slow one, where it leads itself"
     assert {peer.outcome for name, peer in swarm.peers.items() if name != who} == {DONE}
 
 

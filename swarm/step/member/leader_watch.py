@@ -118,7 +118,7 @@ class LeaderWatch:
             return []
         if self._stall.still(now) < self._turns(before, ANSWERED_S):
             return []
-        return [peer for peer in at.roster.peers if peer not in {self._me, *before, *self._health.gone}]
+        return [peer for peer in at.roster.peers if peer not in {self._me, at.leader, *self._health.gone}]
 
     def _turns(self, before: Collection[PeerId], seconds: float) -> float:
         """Return how long those before us may stand still, of whom one may for so many seconds."""
