@@ -172,7 +172,9 @@ class StageCompute:
             output, graph = self.part.forward(entered(inputs), seed=seed, work=work)
         ready = mark(self._device)
         yield
-        return self._output(output, rows, work, ready), graph
+        payload = self._output(output, rows, work, ready)
+        self.bounds.gave(work, output)
+        return payload, graph
 
     def output(self, payload: Payload, seed: int, work: StepWork, *, first: bool) -> Payload:
         """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
@@ -302,7 +304,8 @@ class StageCompute:
             if graph is None:
                 inputs, rows = self._input(material.input, material.first, material.work.ready_in)
                 with _heeding(rows):
-                    _, graph = self.part.forward(inputs, seed=material.seed, work=material.work)
+                    output, graph = self.part.forward(inputs, seed=material.seed, work=material.work)
+                self.bounds.gave(material.work, output)
         else:
             raise BugError("a backward was asked for without a gradient or targets")
         grad_input, rest = self.part.backward_input(graph, gradient)
@@ -434,9 +437,9 @@ def _change(part: OpenPart, work: StepWork, gradients: Gradients, bounds: Bounds
 # How much of a step's sum one microbatch can be, no matter who computed what of it.
 
 
-LOUD, LOUD_ONES, LOUD_STEPS = 16.0, 3, 8
+LOUD, LOUD_ONES, LOUD_STEPS, RECENT = 16.0, 3, 8, 64
 """A peer is told of that sent gradients that are so many times as long as usual: so many of them in so many steps. (Of
-512 honest ones of one microbatch each the longest was 18 times the median.)"""
+512 honest ones of one microbatch each the longest was 18 times the median.) Of so many outputs the median is usual."""
 
 
 class Bounds:
@@ -449,6 +452,8 @@ class Bounds:
         self._influence = 1.0
         self._usual: dict[int, tuple[float, float]] = {}
         self._came: dict[int, dict[StepWork, float]] = {}
+        self._gave: dict[int, dict[StepWork, float]] = {}
+        self._outputs = deque[float](maxlen=RECENT)
         self._loud: dict[int, Counter[PeerId]] = {}
 
     def open(self, step: int, usual: tuple[float, float], influence: float) -> None:
@@ -456,8 +461,9 @@ class Bounds:
         it does not know. ``influence`` times as much is the most."""
         self._influence = influence
         self._usual = {step: usual} | {one: known for one, known in self._usual.items() if one == step - 1}
-        for over in [one for one in list(self._came) if one <= step]:
-            self._came.pop(over, None)
+        for lengths in (self._came, self._gave):
+            for over in [one for one in list(lengths) if one <= step]:
+                lengths.pop(over, None)
         for over in [one for one in list(self._loud) if one <= step - LOUD_STEPS]:
             self._loud.pop(over, None)
 
@@ -478,11 +484,20 @@ class Bounds:
         if self.on(work):
             self._came.setdefault(work.step, {})[work] = length
 
+    def gave(self, work: StepWork, output: torch.Tensor) -> None:
+        """This is what is handed on of work."""
+        if self.on(work):
+            length = self._gave.setdefault(work.step, {})[work] = _length(output)
+            self._outputs.append(length)
+
     def far(self, work: StepWork, sender: PeerId) -> float:
         """Return how many times as long as usual the gradient was that came from ``sender``, where it is the one by
-        which it is told of in a step; else 0. One long gradient may be honest."""
+        which it is told of in a step; else 0. One long gradient may be honest. Behind a norm a gradient is as many
+        times longer as what we gave is shorter: that is not its doing."""
         usual = self._usual.get(work.version, (0.0, 0.0))[1]
         times = self._came.get(work.step, {}).get(work, 0.0) / usual if usual else 0.0
+        if (gave := self._gave.get(work.step, {}).get(work)) is not None:
+            times *= min(1.0, gave / (median(list(self._outputs)) or 1.0))
         if times <= LOUD:
             return 0.0
         before = sum(heard[sender] for step, heard in list(self._loud.items()) if step != work.step)

@@ -16,18 +16,18 @@ from tests.benchmarks._cases import play_cases
 from tests.benchmarks.runner import Result, Size, Table
 
 BARS: dict[str, float] = {
-    "f1": 0.98, "caught_p99": 919, "worst_loss_ratio": 1.05, "worst_seconds_ratio": 2.0, "honest_accused": 0,
-    "honest_loss_ratio": 1.01, "overhead": 0.06, "runs_stopped": 0, "named_wrongly": 0,
+    "f1": 0.98, "caught_p99": 919, "worst_loss_ratio": 1.05, "worst_seconds_ratio": 2.0, "worst_step_s": 15.0,
+    "honest_accused": 0, "honest_loss_ratio": 1.015, "overhead": 0.06, "runs_stopped": 0, "named_wrongly": 0,
 }  # fmt: skip
-"""At most so much, but of ``f1`` at least. They are goals: most are not reached."""
-BARE = ("f1", "worst_loss_ratio", "worst_seconds_ratio")
-"""Also measured without defences."""
+"""At most so much, but of ``f1`` at least. They are goals."""
+BARE = ("f1", "worst_loss_ratio", "worst_seconds_ratio", "worst_step_s")
+"""Also measured without defences, in a full run."""
 OVERHEADS = ("overhead_cpu", "overhead_bytes")
 """The larger of them is the ``overhead``."""
 KEYS = (*BARS, *(f"{name}_bar" for name in BARS), *(f"{name}_bare" for name in BARE), *OVERHEADS, "lies", "caught")
 COLUMNS = (
-    "lie", "liar", "rate", "seed", "defended", "fired", "loss_ratio", "seconds_ratio", "worst_seconds_ratio", "stopped",
-    "caught", "named_by", "named_wrongly", "accused", "told",
+    "lie", "liar", "rate", "seed", "defended", "fired", "loss_ratio", "seconds_ratio", "worst_s", "stopped", "caught",
+    "named_by", "named_wrongly", "accused", "told",
 )  # fmt: skip
 OFTEN = (1.0, 0.1, 0.02)
 """Rates at which microbatches are lied about; of steps there are fewer, and fewest that one member leads."""
@@ -85,7 +85,7 @@ def run(size: Size) -> Result:
 
 
 def list_cases(size: Size) -> list[dict[str, Any]]:
-    """What is played; for each shape of a run the honest one as well."""
+    """What is played; for each shape of a run the honest one as well, which alone is without defences by default."""
     attacks = [one for one in ATTACKS if size is not Size.SMOKE or (one.lie in SMOKED and one.trainers == 2)]
     attacks = [Attack("", "", trainers) for trainers in sorted({one.trainers for one in attacks})] + attacks
     rates = OFTEN if size is Size.FULL else OFTEN[:1]
@@ -99,6 +99,7 @@ def list_cases(size: Size) -> list[dict[str, Any]]:
         if rate in rates
         for seed in SEEDS[size]
         for defended in (False, True)
+        if defended or not one.lie or size is not Size.DEFAULT
     ]
 
 
@@ -143,10 +144,8 @@ Honest = Mapping[tuple[int, int, bool], dict[str, Any]]
 
 def _beside(one: dict[str, Any], honest: Honest) -> dict[str, Any]:
     bare = honest[one["seed"], one["trainers"], False]
-    found = {"loss_ratio": round(one["loss"] / bare["loss"], 4)}
-    for name, of in (("seconds_ratio", "step_s"), ("worst_seconds_ratio", "worst_s")):
-        found[name] = None if one[of] is None else round(one[of] / bare[of], 3)
-    return found
+    seconds = None if one["step_s"] is None else round(one["step_s"] / bare["step_s"], 3)
+    return {"loss_ratio": round(one["loss"] / bare["loss"], 4), "seconds_ratio": seconds}
 
 
 def _blamed(one: dict[str, Any], honest: Honest) -> dict[str, Any]:
@@ -161,12 +160,14 @@ def _blamed(one: dict[str, Any], honest: Honest) -> dict[str, Any]:
 
 
 def _totals(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    lying = [one for one in runs if one["lie"]]
+    if not (lying := [one for one in runs if one["lie"]]):
+        return dict.fromkeys(BARE)
     named, accused = sum(one["caught"] is not None for one in lying), sum(len(one["accused"]) for one in runs)
     return {
         "f1": round(2 * named / (named + len(lying) + accused), 4),
         "worst_loss_ratio": max(one["loss_ratio"] for one in lying),
-        "worst_seconds_ratio": max(one["worst_seconds_ratio"] or 0.0 for one in lying),
+        "worst_seconds_ratio": max(one["seconds_ratio"] or 0.0 for one in lying),
+        "worst_step_s": max(one["worst_s"] or 0.0 for one in lying),
     }
 
 
@@ -191,7 +192,7 @@ NOTES = (
     "2 stages × 3 replicas, 2 trainers, or 5 with equal shares where the lie is a trainer's; 12 microbatches of 4 × 16 "
     "tokens a step, 15 of five trainers, of the text that comes with Python; a model of two layers",
     "ratios: to the honest run without defences of the same seed; loss: of rows that nobody learns from, by the "
-    "parameters that honest members hold at the end; seconds: of the median and of the slowest step",
+    "parameters that honest members hold at the end; seconds: of the median step; worst_s: of the slowest",
     "named_by: events of honest members that name the liar, of kinds that name it more than twice as often as in the "
     "honest run; caught: so many microbatches it had worked on at the first of them; caught_p99 is of those that were "
     "caught; f1 of lies that were named, and of honest members that were named, in whatever run",

@@ -37,7 +37,8 @@ def test_totals_are_of_who_was_named_and_of_who_should_not_have_been() -> None:
     assert (summary["f1"], summary["f1_bare"]) == (0.4, 0.0)
     assert (summary["lies"], summary["caught"], summary["caught_p99"]) == (2, 1, 7)
     assert (summary["worst_loss_ratio"], summary["worst_loss_ratio_bare"]) == (1.5, 1.0)
-    assert (summary["worst_seconds_ratio"], summary["honest_loss_ratio"]) == (1.5, 1.05)
+    assert (summary["worst_seconds_ratio"], summary["worst_step_s"]) == (1.0, 3.0)
+    assert summary["honest_loss_ratio"] == 1.05
     assert (summary["runs_stopped"], summary["named_wrongly"], summary["honest_accused"]) == (1, 2, 1)
     assert (summary["overhead_cpu"], summary["overhead_bytes"], summary["overhead"]) == (0.05, 0.07, 0.07)
     assert found.tables[0].rows == [["none", 0.0, 0.0], [ALL, 0.05, 0.07]]

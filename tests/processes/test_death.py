@@ -80,7 +80,9 @@ def ends_naming(process: subprocess.Popen[str], out: Path, *killed: str) -> None
     assert report["failed_peer"] in output
 
 
-def test_daemon_and_bootstrap_killed_take_nothing_along_and_the_last_trainer_killed_ends_the_run(tmp_path: Path) -> None:
+def test_daemon_and_bootstrap_killed_take_nothing_along_and_the_last_trainer_killed_ends_the_run(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "out"
     with quickstart(out) as process:
         name, pid = pid_of(out, "stage")
@@ -92,7 +94,7 @@ def test_daemon_and_bootstrap_killed_take_nothing_along_and_the_last_trainer_kil
         )
         assert [event["exit_code"] for event in events(out, name) if event["kind"] == "DaemonLost"] == [-signal.SIGKILL]
         assert psutil.Process(pid).children() == [psutil.Process(restarted["pid"])]
-        # Whether others miss it meanwhile goes by how soon this machine starts a daemon; that it takes part again does not.
+        # Whether others miss it meanwhile goes by how soon this machine starts a daemon; what follows does not.
         closed = closed_steps(out, name)
         wait_until(lambda: closed_steps(out, name) >= closed + 2, what="two more steps, closed by the same peer")
         assert process.poll() is None

@@ -314,9 +314,13 @@ def test_gate_refuses_the_500_fold_of_what_is_usual_and_no_honest_norm() -> None
     assert max(honest) > 8 * statistics.median(honest)
 
 
-def come(bounds: Bounds, position: int, length: float, sender: PeerId, step: int = 5) -> tuple[float, float]:
-    """How long a gradient is that came with this length, and what is told of its sender."""
+def come(
+    bounds: Bounds, position: int, length: float, sender: PeerId, step: int = 5, gave: float | None = None
+) -> tuple[float, float]:
+    """How long a gradient is that came with this length for what we ``gave``, and what is told of its sender."""
     work = StepWork(step, MicrobatchId(PeerId("t"), "00" * 8, 0, position))
+    if gave is not None:
+        bounds.gave(work, torch.full((1,), gave))
     gradient, long = bounds.arrived(work, torch.full((1,), length))
     bounds.came(work, long)
     return float(gradient.abs().sum()), bounds.far(work, sender)
@@ -335,6 +339,15 @@ def test_bounds_scale_down_what_is_too_long_and_tell_of_who_sends_it_again_and_a
     assert [come(bounds, position, 100.0, A, step=6)[1] for position in range(3)] == [50.0, 0.0, 0.0]
     bounds.open(20, (1.0, 2.0), 2.0)
     assert [come(bounds, position, 100.0, A, step=21)[1] for position in range(3)] == [0.0, 0.0, 50.0]
+
+
+def test_who_sends_a_long_gradient_for_the_little_that_we_gave_is_not_told_of() -> None:
+    bounds = Bounds()
+    bounds.open(4, (1.0, 2.0), 2.0)
+    assert {come(bounds, position, 2.0, A, gave=8.0)[1] for position in range(8)} == {0.0}
+    assert {come(bounds, position, 100.0, A, gave=0.0)[1] for position in range(8, 12)} == {0.0}, "of nothing"
+    assert {come(bounds, position, 100.0, A, gave=2.0)[1] for position in range(12, 14)} == {0.0}, "of a quarter"
+    assert [come(bounds, position, 100.0, A, gave=16.0)[1] for position in range(16, 19)] == [0.0, 0.0, 50.0]
 
 
 def test_bounds_of_what_no_record_knows_are_none() -> None:
