@@ -40,43 +40,45 @@ class JourneyMessage(Message):
         return JourneyKey(self.step, self.microbatch, self.attempt, self.after)
 
 
-class Forward(JourneyMessage):
+class RoutedMessage(JourneyMessage):
+    """One that has a replica go a way. ``chosen``: the signature of the microbatch's trainer, that this attempt takes
+    this route; it goes with the tensors, from replica to replica."""
+
+    route: Route
+    chosen: SignatureField
+
+
+class Forward(RoutedMessage):
     """An activation for stage ``hop`` (hosted ends: token ids for stage 0). ``seal``: its sender's signature under its
     hash (:mod:`swarm.pipeline.seals`)."""
 
-    route: Route
     hop: StageField
     seal: SignatureField
 
 
-class Targets(JourneyMessage):
+class Targets(RoutedMessage):
     """Hosted ends only: the targets of a microbatch, for the last stage."""
 
-    route: Route
 
-
-class Backward(JourneyMessage):
+class Backward(RoutedMessage):
     """The gradient of the output of stage ``hop``; ``seal`` as of :class:`Forward`."""
 
-    route: Route
     hop: StageField
     seal: SignatureField
 
 
-class Resend(JourneyMessage):
+class Resend(RoutedMessage):
     """A trainer asks a replica to send its retained output again, along another route and as a new attempt."""
 
-    route: Route
     hop: StageField
 
 
-class Adopt(JourneyMessage):
+class Adopt(RoutedMessage):
     """A trainer asks a replica to take stage ``hop`` over, on the way back: it fetches its input and the gradient of
     its output from its neighbours on the route, for at most ``within_s`` seconds, computes, adds its contribution and
     passes the input's gradient on. Where that was done before, it only tells and, ``pass_on``, passes on again: the
     gradient is not kept and would have to be computed anew, for nothing where it has arrived."""
 
-    route: Route
     hop: StageField
     within_s: Annotated[float, Field(gt=0, le=3600)]
     pass_on: bool = True

@@ -16,7 +16,7 @@ from blake3 import blake3
 from swarm.errors import Violation
 from swarm.ids import JourneyKey, PeerId, RunId
 from swarm.network.protocols import Payload
-from swarm.security.signing import receipt_bytes, seal_bytes
+from swarm.security.signing import receipt_bytes, route_bytes, seal_bytes
 
 HASH_BYTES = 32
 NOTHING = bytes(HASH_BYTES)
@@ -96,6 +96,14 @@ class Seals:
 
     def __init__(self, run: RunId, sign: Callable[[bytes], bytes], verify: Check) -> None:
         self._run, self._sign, self._verify = run, sign, verify
+
+    def choose(self, key: JourneyKey, route: Sequence[PeerId]) -> bytes:
+        """Return our signature, as its trainer, that an attempt at a microbatch takes a route."""
+        return self._sign(route_bytes(self._run, key, route))
+
+    def chosen(self, key: JourneyKey, route: Sequence[str], signature: bytes) -> bool:
+        """Return whether an attempt takes a route, as its trainer signed."""
+        return self._verify(key.microbatch.trainer, route_bytes(self._run, key, route), signature)
 
     def seal(self, across: Across, hashed: bytes) -> bytes:
         """Return our signature under what we send."""

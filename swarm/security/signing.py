@@ -7,7 +7,7 @@ public key's protobuf (``12D3KooW…``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
@@ -142,6 +142,12 @@ def receipt_bytes(run: str, key: JourneyKey, stage: int, digest: bytes, tokens: 
     :mod:`swarm.pipeline.seals`), and with the ``tokens`` of the replica that computes the loss (0 of others).
     """
     fields = ("receipt", run, key.step, key.after, *key.microbatch, stage, tokens, digest.hex())
+    return "|".join(map(str, fields)).encode()
+
+
+def route_bytes(run: str, key: JourneyKey, route: Sequence[str]) -> bytes:
+    """Return what a trainer signs when it chooses a route for one attempt at a microbatch."""
+    fields = ("route", run, key.step, key.after, *key.microbatch, key.attempt, *route)
     return "|".join(map(str, fields)).encode()
 
 

@@ -62,7 +62,8 @@ async def test_members_refuse_strangers_and_liars(tmp_path: Path) -> None:
         started = swarm.events(RunStarted)[0]
         route = tuple(PeerId(m["peer"]) for stage in (0, 1) for m in started.roster if m["part"] == f"stage-{stage}")
         liar = next(peer.endpoint for peer in swarm.peers.values() if peer.endpoint.peer == route[0])
-        forward = Forward(step=1, microbatch=microbatch, attempt=0, route=route, hop=1, seal=bytes(64))
+        about: dict[str, Any] = {"step": 1, "microbatch": microbatch, "attempt": 0, "route": route}
+        forward = Forward(**about, chosen=bytes(64), hop=1, seal=bytes(64))
         to_itself = forward.model_copy(update={"route": (route[1], route[0])})
         of_a_host = forward.model_copy(update={"microbatch": MicrobatchId(liar.peer, "0" * 16, 0, 0)})
         attempts: list[tuple[Rpc[Any, Any], Any, type[PeerError]]] = [

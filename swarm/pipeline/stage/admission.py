@@ -16,7 +16,18 @@ from swarm.ids import PartName, PeerId, RunId, StepWork
 from swarm.network.protocols import Endpoint
 from swarm.pipeline.boundary import BoundarySpecs
 from swarm.pipeline.compute import StageCompute
-from swarm.pipeline.messages import Adopt, Audit, Backward, Evaluate, Forward, JourneyMessage, Recall, Resend, Targets
+from swarm.pipeline.messages import (
+    Adopt,
+    Audit,
+    Backward,
+    Evaluate,
+    Forward,
+    JourneyMessage,
+    Recall,
+    Resend,
+    RoutedMessage,
+    Targets,
+)
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.seals import Seals, told_digest
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
@@ -148,12 +159,17 @@ class AdmissionRules:
 
     # --- rules of all --------------------------------------------------------------------------------------------
 
-    def journey(self, body: JourneyMessage, route: tuple[str, ...]) -> None:
-        """A message of a microbatch's way. Raises WrongStep, Busy for what may be known later, or Refused."""
-        self._place(body, route)
-        known = self._table.of(body)
+    def journey(self, body: RoutedMessage) -> None:
+        """A message of a microbatch's way. Raises WrongStep, Busy for what may be known later, or Refused: also for a
+        way that its trainer did not choose. Else any replica could have us go one with an attempt above all that the
+        trainer makes, so that nobody takes the microbatch."""
+        self._place(body, body.route)
+        known, route = self._table.of(body), tuple(map(PeerId, body.route))
+        told = known is not None and (known.key, known.route, known.chosen) == (body.key, route, body.chosen)
+        if not (told or self._context.seals.chosen(body.key, route, body.chosen)):
+            raise Refused("its trainer did not choose this way")
         if known is not None:
-            known.check(body, tuple(map(PeerId, route)))
+            known.check(body, route)
         elif self._table.given_up(body):
             raise Refused("it was begun anew since")
 
@@ -241,7 +257,7 @@ class AdmissionRules:
     def forward(self, caller: PeerId, body: Forward, payload_bytes: int) -> None:
         """An activation: from the stage before, of the right size, and there must be room. Keeps a place for it."""
         settings = self._settings
-        self.journey(body, body.route)
+        self.journey(body)
         upstream = self._upstream(body.microbatch.trainer, body.route)
         if caller != upstream or body.hop != settings.stage:
             raise Refused(f"forward for stage {settings.stage} must come from {upstream}")
@@ -262,12 +278,12 @@ class AdmissionRules:
         if self._table.queue.full(body.step):
             raise Busy("the queue is full")
         expires = self._room(self._table.window.work_of(body), known)
-        state, _ = self._table.note(body, body.route)
+        state, _ = self._table.note(body)
         state.forward_attempt, state.expires = body.attempt, expires
 
     def targets(self, caller: PeerId, body: Targets, payload_bytes: int) -> None:
         """Hosted targets, from the trainer."""
-        self.journey(body, body.route)
+        self.journey(body)
         if caller != body.microbatch.trainer or not self._settings.computes_loss:
             raise Refused("targets go from their trainer to the last stage of a run with hosted ends")
         expected = self._settings.specs.target_bytes
@@ -282,7 +298,7 @@ class AdmissionRules:
         """A gradient, from the stage after. Of a microbatch that never came by it is taken, too, where there is room:
         the input can be fetched. Keeps a place for it."""
         settings = self._settings
-        self.journey(body, body.route)
+        self.journey(body)
         downstream = self._downstream(body.microbatch.trainer, body.route)
         if caller != downstream or body.hop != settings.stage:
             raise Refused(f"backward for stage {settings.stage} must come from {downstream}")
@@ -295,13 +311,13 @@ class AdmissionRules:
         if known is not None and (known.accumulated or known.tensors.gradient is not None):
             return  # it is told again, and this payload is not kept
         expires = self._room(self._table.window.work_of(body), known)
-        state, _ = self._table.note(body, body.route)
+        state, _ = self._table.note(body)
         state.expires = max(state.expires, expires)
 
     def resend(self, caller: PeerId, body: Resend) -> None:
         """The trainer wants the output to go elsewhere. Raises Refused where the input was not here."""
         self._only_trainer(caller, body)
-        self.journey(body, body.route)
+        self.journey(body)
         if body.hop != self._settings.stage + 1 or self._settings.last:
             raise Refused(f"stage {self._settings.stage} hands on to the next stage only, not to {body.hop}")
         known = self._table.of(body)
@@ -311,7 +327,7 @@ class AdmissionRules:
     def adopt(self, caller: PeerId, body: Adopt) -> None:
         """The trainer wants this replica to take the hop over."""
         self._only_trainer(caller, body)
-        self.journey(body, body.route)
+        self.journey(body)
         if body.hop != self._settings.stage:
             raise Refused(f"this is stage {self._settings.stage}, not {body.hop}")
         known = self._table.of(body)

@@ -21,7 +21,7 @@ from swarm.errors import Busy, Refused
 from swarm.ids import JourneyKey, PeerId, StepWork
 from swarm.network.protocols import Payload
 from swarm.pipeline.compute import Graph, Rest
-from swarm.pipeline.messages import Direction, JourneyMessage
+from swarm.pipeline.messages import Direction, RoutedMessage
 from swarm.pipeline.retention import payload_bytes
 from swarm.pipeline.seals import NOTHING, Content, Sealed
 
@@ -133,6 +133,7 @@ class MicrobatchState:
     route: tuple[PeerId, ...]
     early: bool = False
     hop: int = 0
+    chosen: bytes = b""  # its trainer's signature that this attempt takes this route
     tensors: Tensors = field(default_factory=Tensors)
     hashes: Hashes = field(default_factory=Hashes)
     phase: Phase = Phase.EXPECTED
@@ -218,7 +219,7 @@ class MicrobatchState:
         """See :class:`~swarm.pipeline.retention.Retained`."""
         self.tensors = Tensors()
 
-    def check(self, body: JourneyMessage, route: tuple[PeerId, ...]) -> None:
+    def check(self, body: RoutedMessage, route: tuple[PeerId, ...]) -> None:
         """Raise Refused for an attempt that was superseded, or that leads elsewhere than it did: only a new one changes
         the route. Raise Busy where this came ahead of its step, which will show whose lineage that is."""
         if body.after != self.key.after:
@@ -228,12 +229,13 @@ class MicrobatchState:
         if body.attempt == self.key.attempt and route != self.route:
             raise Refused("this attempt leads elsewhere than it did before")
 
-    def follow(self, body: JourneyMessage, route: tuple[PeerId, ...]) -> bool:
+    def follow(self, body: RoutedMessage, route: tuple[PeerId, ...]) -> bool:
         """Go on as this attempt, along its route. Return whether it is a newer one. Raises as :meth:`check`."""
         self.check(body, route)
         newer = body.attempt > self.key.attempt
         if newer:
             self.key, self.route = body.key, route
+        self.chosen = body.chosen
         return newer
 
     def take_input(self, attempt: int, payload: Payload, sealed: Sealed) -> None:

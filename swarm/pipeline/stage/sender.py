@@ -55,7 +55,7 @@ class Sender:
         hashed = await hash_of(output)
         if not state.accumulated:
             state.hashes.output = hashed
-        key, route, hop = state.key, state.route, self._settings.stage + 1
+        key, route, chosen, hop = state.key, state.route, state.chosen, self._settings.stage + 1
         target, fields = standing_at(route, hop, key.microbatch.trainer), key._asdict()
         seal = self._context.seals.seal(Across(key, hop, "forward"), hashed)
         try:
@@ -63,7 +63,8 @@ class Sender:
                 await self._home(key, OUTPUT, Output(**fields, seal=seal), output)
                 state.tensors.output = None
             else:
-                await self._send(target, FORWARD, Forward(**fields, route=route, hop=hop, seal=seal), output)
+                onward = Forward(**fields, route=route, chosen=chosen, hop=hop, seal=seal)
+                await self._send(target, FORWARD, onward, output)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "forward", error)
 
@@ -77,7 +78,7 @@ class Sender:
 
     async def send_gradient(self, state: MicrobatchState, gradient: Payload | None, hashed: bytes) -> None:
         """The input's gradient, with its hash, to the stage before or home; nothing where the input was token ids."""
-        key, route, hop = state.key, state.route, self._settings.stage - 1
+        key, route, chosen, hop = state.key, state.route, state.chosen, self._settings.stage - 1
         target, fields = standing_at(route, hop, key.microbatch.trainer), key._asdict()
         if gradient is None:
             return
@@ -86,7 +87,7 @@ class Sender:
             await self._home(key, GRADIENT, InputGradient(**fields, seal=seal), gradient)
             return
         try:
-            upstream = Backward(**fields, route=route, hop=hop, seal=seal)
+            upstream = Backward(**fields, route=route, chosen=chosen, hop=hop, seal=seal)
             await self._hand_back(target, BACKWARD, upstream, gradient)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "backward", error)

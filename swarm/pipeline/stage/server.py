@@ -103,12 +103,12 @@ class StageServer:
     async def _on_forward(self, caller: PeerId, body: Forward, incoming: Incoming) -> Answer[Empty]:
         across = Across(body.key, body.hop, "forward")
         sealed = await self._context.seals.opened(caller, across, incoming.payload, body.seal)
-        self._rules.journey(body, body.route)
+        self._rules.journey(body)
         state = self._table.of(body)
         if state is None:
             raise Refused("this forward is not awaited any more")
         if state.here:
-            _, newer = self._table.note(body, body.route)
+            _, newer = self._table.note(body)
             self._do(state, state.after_forward_again(newer, hosted=self._settings.specs.hosted))
             return TAKEN
         state.take_input(body.attempt, incoming.payload, sealed)
@@ -118,8 +118,8 @@ class StageServer:
 
     async def _on_targets(self, caller: PeerId, body: Targets, incoming: Incoming) -> Answer[Empty]:
         sealed = Sealed(await hash_of(incoming.payload))
-        self._rules.journey(body, body.route)
-        state, _ = self._table.note(body, body.route)
+        self._rules.journey(body)
+        state, _ = self._table.note(body)
         if state.take_targets(incoming.payload, sealed):
             self._table.retention.hold(state)
             self._do(state, state.after_input(self._settings.computes_loss))
@@ -128,8 +128,8 @@ class StageServer:
     async def _on_backward(self, caller: PeerId, body: Backward, incoming: Incoming) -> Answer[Empty]:
         across = Across(body.key, body.hop, "backward")
         sealed = await self._context.seals.opened(caller, across, incoming.payload, body.seal)
-        self._rules.journey(body, body.route)
-        state, newer = self._table.note(body, body.route)
+        self._rules.journey(body)
+        state, newer = self._table.note(body)
         if state.take_gradient(incoming.payload, caller, sealed):
             self._table.retention.hold(state)
         self._do(state, state.after_gradient(newer and caller == body.microbatch.trainer))
@@ -151,13 +151,13 @@ class StageServer:
         state = self._table.of(body)
         if state is None or body.attempt <= state.key.attempt:
             raise Refused(f"attempt {body.attempt} was sent already")
-        self._table.note(body, body.route)
+        self._table.note(body)
         self._do(state, state.after_resend())
         return DONE
 
     async def _on_adopt(self, caller: PeerId, body: Adopt) -> Empty:
         self._rules.adopt(caller, body)
-        state, _ = self._table.note(body, body.route)
+        state, _ = self._table.note(body)
         self._send(self._adopt(state, body.within_s, pass_on=body.pass_on))
         return DONE
 

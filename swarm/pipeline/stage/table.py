@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from swarm.errors import Refused
 from swarm.ids import JourneyKey, PeerId, StepWork
-from swarm.pipeline.messages import JourneyMessage
+from swarm.pipeline.messages import JourneyMessage, RoutedMessage
 from swarm.pipeline.retention import Retention
 from swarm.pipeline.stage.microbatch_state import MicrobatchState, Work
 from swarm.pipeline.window import StepWindow
@@ -126,10 +126,10 @@ class MicrobatchTable:
         undone = self._undone.get(self.window.work_of(body))
         return undone is not None and body.key.way <= undone.key.way
 
-    def note(self, body: JourneyMessage, route: tuple[str, ...]) -> tuple[MicrobatchState, bool]:
+    def note(self, body: RoutedMessage) -> tuple[MicrobatchState, bool]:
         """Return the microbatch, made where it is not known, and whether this is a newer attempt of a known one, whose
         route it takes. Raises as :meth:`MicrobatchState.check`."""
-        peers = tuple(map(PeerId, route))
+        peers = tuple(map(PeerId, body.route))
         work = self.window.work_of(body)
         state = self.of(body) or self._add(MicrobatchState(body.key, peers, work.early, work.hop))
         return state, state.follow(body, peers)

@@ -567,7 +567,9 @@ class Journey:
 
     async def _send(self, send: SendHop) -> None:
         rpc, kind = RPCS[send.verb]
-        about: dict[str, Any] = self.key._asdict() | {"attempt": send.attempt, "route": send.route, "hop": send.at}
+        key = self.key._replace(attempt=send.attempt)
+        about: dict[str, Any] = {**key._asdict(), "route": send.route, "hop": send.at}
+        about["chosen"] = self._context.seals.choose(key, send.route)
         if send.verb == "adopt":
             about |= {"within_s": send.within_s, "pass_on": send.pass_on}
         payload: Payload = b""
@@ -580,7 +582,8 @@ class Journey:
 
     async def _supply(self, last: PeerId) -> None:
         """Hosted ends: the last stage keeps the targets until the microbatch gets there. Busy is waited for."""
-        within_s, body = self._context.send_timeout_s, Targets(**self.key._asdict(), route=self.route)
+        within_s, key, route = self._context.send_timeout_s, self.key, self.route
+        body = Targets(**key._asdict(), route=route, chosen=self._context.seals.choose(key, route))
 
         async def call() -> None:
             await self._context.endpoint.call(last, TARGETS, body, timeout_s=within_s, payload=self._targets)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from swarm.errors import OutOfSync, PeerError, Superseded, WrongStep
+from swarm.errors import OutOfSync, PeerError, WrongStep
 from swarm.events import ClosedWithout
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.network.protocols import ReplyT, RequestT, Rpc
@@ -95,9 +95,9 @@ class Arrivals:
         body, timeout_s = Arrive(step=self._book.step, term=self._term), self._context.timeout_s()
         try:
             self._said[peer] = await self._calls.ask(peer, ARRIVE, body, timeout_s=timeout_s)
-        except (Superseded, WrongStep):
-            raise
-        except PeerError:
+        except PeerError as error:
+            if self._book.ends_term(error, self._calls.me):
+                raise
             return math.inf
         return self._context.clock.monotonic()
 
@@ -169,10 +169,11 @@ class TermCalls:
         awaited = {peer: task for peer, task in asking.items() if peer not in self.lagging}
         try:
             said, self.took = await self._said(awaited, enough, SPARE)
-        except (Superseded, WrongStep):
-            raise
         except PeerError:
             failed = {peer: error for peer, task in awaited.items() if (error := _failure(task)) is not None}
+            for error in failed.values():
+                if self._book.ends_term(error, self._calls.me):
+                    raise error from None
             return Answers({}, failed)
         finally:
             await ended(asking.values())
@@ -298,7 +299,8 @@ class TermCalls:
             self.believes.check(peer, body, answer, counts=counts)
             return answer
         except PeerError as error:
-            if isinstance(error, Superseded) or (isinstance(error, WrongStep) and peer not in self.excused):
+            excused = isinstance(error, WrongStep) and peer in self.excused
+            if not excused and self._book.ends_term(error, self._calls.me):
                 raise
             logger.info("step %d, %s: %s", self._book.step, rpc.name, error)
             return error

@@ -11,7 +11,7 @@ from swarm.consensus.acceptor import has_majority
 from swarm.consensus.majority import majority
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import lost_parts, needed, part_lost
-from swarm.errors import DeadlineMissed, PeerError, Superseded, Unreachable, WrongStep
+from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.events import WorkWithdrawn
 from swarm.ids import PeerId
 from swarm.step.blocked import awaited_answer, awaited_holders, awaited_majority, awaited_numbers, awaited_others
@@ -134,9 +134,9 @@ class BatchCollection:
         body = Prepare(step=self._book.step, term=self._term)
         try:
             promise = await self._context.calls.ask(peer, PREPARE, body, timeout_s=RETURNED_S)
-        except (Superseded, WrongStep):
-            raise
         except PeerError as error:
+            if self._book.ends_term(error, self._context.calls.me):
+                raise
             logger.info("step %d, %s is gone, and does not vote: %s", self._book.step, peer, error)
             return False
         return promise.votes_only
@@ -253,9 +253,9 @@ class BatchCollection:
             faults = tuple(fault for fault, found in self._book.faults.values() if fault.accused in found)
             feed = Feed(step=self._book.step, term=self._term, faults=faults)
             await self.calls.ask(peer, AGAIN, feed, timeout_s=timeout_s)
-        except (Superseded, WrongStep):
-            raise
         except PeerError as error:
+            if self._book.ends_term(error, self._context.calls.me):
+                raise
             logger.info("step %d, %s does not hear that there is quota again: %s", self._book.step, peer, error)
             return False
         return True

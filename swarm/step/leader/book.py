@@ -7,6 +7,7 @@ as the leader's successor: what only one peer knows dies with it. Nothing here a
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,12 +17,16 @@ from swarm.consensus.ledger import Ledger
 from swarm.consensus.records import CloseRecord, Contribution, Quarantined
 from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import Barred
-from swarm.errors import Busy, Refused, Superseded, Violation
+from swarm.errors import Busy, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.security.signing import Verify
 from swarm.step.leader.requests import ChangeRequests
 from swarm.step.messages import Leased, ResumeTrainer, TrainerResumed
 from swarm.step.rules import StepRules
+
+MOST_ENDED = 20
+"""So often in a step a leader gives up a term because one and the same member says that it is over. By then it leads
+terms beyond any that the member can be in, and has learnt what was decided: whatever the member knows, it is told."""
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class StepBook:
         """Records of earlier terms, by their hashes, that too many refused for them to be decided again."""
         self.faults: dict[PeerId, tuple[Fault, Proven]] = {}
         """By the accused: the proof, and whom it proves wrong."""
+        self._ended_by = Counter[str]()
         self.early_void = False
         self.lost_since: float | None = None
         self._changed, self._given_back = asyncio.Event(), asyncio.Event()
@@ -116,6 +122,16 @@ class StepBook:
                 self.led.ledger.inherit(trainer, self.witness.completed.values(), self._cursors.get(trainer, (0, 0)))
         self.requests.begin_term()
         self._changed.set()
+
+    def ends_term(self, error: PeerError, me: PeerId) -> bool:
+        """Return whether an answer says that our term is over: another leads, or the step is closed. Not where one that
+        is not ``me`` says so again and again: it could have nobody close the step."""
+        if not isinstance(error, (Superseded, WrongStep)):
+            return False
+        if error.peer == me:
+            return True
+        self._ended_by[error.peer] += 1
+        return self._ended_by[error.peer] <= MOST_ENDED
 
     def end_term(self) -> None:
         """Another leads, or we do in another term: who asked us to join or to leave asks again."""

@@ -12,6 +12,7 @@ provisional lineage.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -30,7 +31,8 @@ FLOOR_S = 30.0
 """A leader may take so long for anything that it does; longer where its questions may take longer."""
 MARGIN_S = 10.0
 ANSWERED_S = 2 * LATER_S
-"""So long a leader may stand still that all have answered: as long as it waits for one that is behind the others."""
+"""So long a leader may stand still that all have answered: as long as it waits for one that is behind the others; for
+longer where no step before was as short."""
 MAX_DOUBLINGS = 4
 """Each leader of a step gets twice the time of the one before: a machine that is slow for all is no fault."""
 RECENT_STEPS, MAX_STEP_S = 4, 600.0
@@ -98,7 +100,7 @@ class LeaderWatch:
         if lost_parts(at.roster, self._health.gone):
             self._stall.excuse(now)
             return {}
-        if answered and still_s >= self._turns(before, ANSWERED_S):
+        if answered and still_s >= self._turns(before, self._answered_s()):
             return dict.fromkeys(before, f"it has had all answers, and asked nothing, for {still_s:.0f} s")
         allowed_s = max(FLOOR_S, self._question_s() + MARGIN_S, min(self._took, default=0.0))
         allowed_s = self._turns(before, allowed_s)
@@ -116,9 +118,14 @@ class LeaderWatch:
         before = self._before()
         if not before or at.open.conduct.asked_in != at.term or at.open.answering:
             return []
-        if self._stall.still(now) < self._turns(before, ANSWERED_S):
+        if self._stall.still(now) < self._turns(before, self._answered_s()):
             return []
         return [peer for peer in at.roster.peers if peer not in {self._me, at.leader, *self._health.gone}]
+
+    def _answered_s(self) -> float:
+        """Return how long a leader may stand still that all have answered. What an attempt lost it has computed again,
+        in the midst of closing the step: it asks members nothing meanwhile."""
+        return max(ANSWERED_S, min(self._took, default=math.inf))
 
     def _turns(self, before: Collection[PeerId], seconds: float) -> float:
         """Return how long those before us may stand still, of whom one may for so many seconds."""

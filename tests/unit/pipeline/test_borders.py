@@ -41,6 +41,7 @@ from tests.harness.rigs.pipeline import (
     DialClock,
     ReplicaScene,
     TrainerSide,
+    chosen,
     enter,
     microbatch,
     places,
@@ -52,12 +53,13 @@ from tests.harness.rigs.pipeline import (
 OWN = {**dict.fromkeys(ROUTE, "st-mary"), TRAINER: "st-mary"}
 FIELDS: dict[str, Any] = {"step": 1, "microbatch": microbatch(0), "route": ROUTE}
 """Of a message that is right but for who is whose."""
+CHOSEN = chosen(**FIELDS, attempt=0)
 SEAMS: dict[str, tuple[PeerId, Callable[[], Any], bytes]] = {
-    "forward": (UP, lambda: sealed(Forward, UP, tensor(1.0), **FIELDS, attempt=0, hop=1), tensor(1.0)),
-    "backward": (DOWN, lambda: sealed(Backward, DOWN, tensor(1.0), **FIELDS, attempt=0, hop=1), tensor(1.0)),
-    "targets": (TRAINER, lambda: Targets(**FIELDS, attempt=0), token_ids()),
-    "resend": (TRAINER, lambda: Resend(**FIELDS, attempt=0, hop=2), b""),
-    "adopt": (TRAINER, lambda: Adopt(**FIELDS, attempt=0, hop=1, within_s=1.0), b""),
+    "forward": (UP, lambda: sealed(Forward, UP, tensor(1.0), **CHOSEN, hop=1), tensor(1.0)),
+    "backward": (DOWN, lambda: sealed(Backward, DOWN, tensor(1.0), **CHOSEN, hop=1), tensor(1.0)),
+    "targets": (TRAINER, lambda: Targets(**CHOSEN), token_ids()),
+    "resend": (TRAINER, lambda: Resend(**CHOSEN, hop=2), b""),
+    "adopt": (TRAINER, lambda: Adopt(**CHOSEN, hop=1, within_s=1.0), b""),
     "recall": (UP, lambda: Recall(**FIELDS, hop=1, what="gradient"), b""),
     "evaluate": (TRAINER, lambda: Evaluate(step=1, microbatch=microbatch(0), hop=1), tensor(1.0)),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from swarm.errors import Busy, Refused
@@ -16,9 +18,8 @@ OTHERS = (UP, ME, PeerId("another"))
 
 
 def forward(attempt: int = 0, route: tuple[str, ...] = ROUTE, *, step: int = 1, after: str = "") -> Forward:
-    return Forward(
-        step=step, microbatch=microbatch(0), attempt=attempt, after=after, route=route, hop=1, seal=bytes(64)
-    )
+    at: dict[str, Any] = {"step": step, "microbatch": microbatch(0), "attempt": attempt, "after": after}
+    return Forward(**at, route=route, chosen=bytes(64), hop=1, seal=bytes(64))
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def table(dropped: list[int]) -> MicrobatchTable:
 
 @pytest.fixture
 def state(table: MicrobatchTable) -> MicrobatchState:
-    known, newer = table.note(forward(), ROUTE)
+    known, newer = table.note(forward())
     assert (known.phase, newer) == (Phase.EXPECTED, False)
     known.forward_attempt = 0
     return known
@@ -189,20 +190,20 @@ def test_microbatch_that_was_taken_out_begins_anew_when_it_comes_again(state: Mi
 
 def test_table_follows_a_newer_attempt_and_refuses_an_older(table: MicrobatchTable, state: MicrobatchState) -> None:
     with pytest.raises(Refused, match="leads elsewhere"):
-        table.note(forward(0, OTHERS), OTHERS)
-    assert table.note(forward(1, OTHERS), OTHERS) == (state, True)
+        table.note(forward(0, OTHERS))
+    assert table.note(forward(1, OTHERS)) == (state, True)
     assert (state.key.attempt, state.route) == (1, OTHERS)
     with pytest.raises(Refused, match="superseded"):
-        table.note(forward(0), ROUTE)
+        table.note(forward(0))
     with pytest.raises(Busy):
-        table.note(forward(2, after="abcdef"), ROUTE)
+        table.note(forward(2, after="abcdef"))
     with pytest.raises(Refused, match="not awaited"):
         state.take_input(1, b"input", Sealed())
 
 
 def test_table_says_why_a_microbatch_left_it(table: MicrobatchTable, state: MicrobatchState) -> None:
-    ahead, _ = table.note(forward(step=2, after="abc"), ROUTE)
-    other, _ = table.note(forward(step=3), ROUTE)
+    ahead, _ = table.note(forward(step=2, after="abc"))
+    other, _ = table.note(forward(step=3))
     table.open_step(2, "def")
     assert (state.dropped, ahead.dropped) == ("step 1 is closed", "step 2 follows another record")
     table.drop(other, "given up")

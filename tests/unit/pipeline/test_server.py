@@ -205,6 +205,29 @@ async def test_server_refuses_an_attempt_that_was_superseded(scene: ReplicaScene
             await stale
 
 
+async def test_server_goes_no_way_that_its_trainer_did_not_choose(scene: ReplicaScene) -> None:
+    signed = scene.fields()["chosen"]
+    made_up: tuple[dict[str, Any], ...] = (
+        {"attempt": 5, "chosen": bytes(64)},
+        {"attempt": 5, "chosen": signed},
+        {"route": (UP, ME, ALIEN), "chosen": signed},
+        {"microbatch": microbatch(1), "chosen": signed},
+    )
+    for lie in made_up:
+        with pytest.raises(Refused, match="its trainer did not choose this way"):
+            await scene.forward(**lie)
+    with pytest.raises(Refused, match="its trainer did not choose this way"):
+        await scene.backward(attempt=5, chosen=signed)
+    assert len(scene.server._table) == 0
+    await scene.there()
+    for lie in made_up:
+        with pytest.raises(Refused, match="its trainer did not choose this way"):
+            await scene.forward(**lie)
+    await scene.backward()
+    await eventually(lambda: scene.up.of("backward"))
+    assert {one.chosen for one in (*scene.down.of("forward"), *scene.up.of("backward"))} == {signed}
+
+
 async def test_server_brought_a_backward_before_its_forward_is_computed_waits_for_it(scene: ReplicaScene) -> None:
     scene.replica.device.gate = asyncio.Event()
     await scene.forward()

@@ -13,9 +13,9 @@ from swarm.consensus.changes import OpenStepFacts
 from swarm.consensus.ledger import reassigned
 from swarm.consensus.records import NO_RECORD, Contribution
 from swarm.consensus.roster import Roster
-from swarm.errors import Superseded
+from swarm.errors import Busy, PeerError, Superseded, WrongStep
 from swarm.ids import MicrobatchId, PeerId
-from swarm.step.leader.book import StepBook
+from swarm.step.leader.book import MOST_ENDED, StepBook
 from swarm.step.messages import ResumeTrainer
 from tests.harness.rigs.consensus import FAULTY
 from tests.harness.rigs.step import RULES, listed, verify
@@ -192,3 +192,12 @@ def test_what_proves_an_accused_wrong_takes_the_place_of_what_proves_its_accuser
         assert made._given_back.is_set() is news
     assert made.faults == {accused: (proof, (accused,))}
     assert made.wrong() == {accused: {accused}}
+
+
+@pytest.mark.parametrize("error", [Superseded, WrongStep])
+def test_term_does_not_end_for_ever_by_the_word_of_one(error: type[PeerError]) -> None:
+    made, (me, one, another) = book(), HOSTS
+    assert not made.ends_term(Busy("later", peer=one), me)
+    assert [made.ends_term(error("over", peer=one), me) for _ in range(MOST_ENDED + 1)] == [True] * MOST_ENDED + [False]
+    assert made.ends_term(error("over", peer=another), me), "another says so"
+    assert all(made.ends_term(error("over", peer=me), me) for _ in range(MOST_ENDED + 1)), "we know it"

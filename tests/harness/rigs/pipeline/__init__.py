@@ -50,6 +50,7 @@ from tests.harness.rigs.pipeline.scene import ME as ME
 from tests.harness.rigs.pipeline.scene import ROUTE as ROUTE
 from tests.harness.rigs.pipeline.scene import UP as UP
 from tests.harness.rigs.pipeline.scene import ReplicaScene as ReplicaScene
+from tests.harness.rigs.pipeline.scene import chosen as chosen
 from tests.harness.rigs.pipeline.scene import sealed as sealed
 from tests.harness.rigs.pipeline.sides import FakeBatch as FakeBatch
 from tests.harness.rigs.pipeline.sides import FakeLeader as FakeLeader

@@ -32,6 +32,12 @@ def sealed(kind: type[T], by: PeerId, payload: Payload, **fields: Any) -> T:
     return kind(**({"seal": seal} | fields))
 
 
+def chosen(**fields: Any) -> dict[str, Any]:
+    """Return what a message says, with its trainer's signature under the way, where it has none."""
+    key = JourneyKey(fields["step"], fields["microbatch"], fields["attempt"], fields.get("after", ""))
+    return {"chosen": seals(key.microbatch.trainer).choose(key, fields["route"])} | fields
+
+
 class ReplicaScene:
     """The replica under test between an upstream, a downstream and a trainer that only take notes."""
 
@@ -51,7 +57,7 @@ class ReplicaScene:
     def fields(self, position: int = 0, **changes: Any) -> dict[str, Any]:
         """Return what messages about a microbatch say, by default the usual."""
         usual = {"step": 1, "microbatch": microbatch(position), "attempt": 0, "route": self.route, "hop": self.stage}
-        return usual | changes
+        return chosen(**(usual | changes))
 
     async def forward(self, position: int = 0, *, by: PeerId = UP, x: float | bytes = 1.0, **changes: Any) -> None:
         """Send the replica an activation."""
