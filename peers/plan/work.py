@@ -9,6 +9,7 @@ from swarm.config import Manifest
 from swarm.membership.part_memory import part_bytes
 from swarm.membership.rules import update_of
 from swarm.models.family import ModelFamily
+from swarm.models.layout import full_vectors
 from swarm.models.loss import LOGITS_AT_ONCE
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec, SplitConfig
@@ -45,7 +46,7 @@ def workload_of(manifest: Manifest) -> Workload:
         rows_asked=manifest.batch.microbatch_size, activation_bytes=forward, gradient_bytes=backward,
         logits_bytes=logits, most_logits_bytes=LOGITS_BYTES * max(LOGITS_AT_ONCE, model.vocab_size),
         averaged_bytes=averaged_bytes(manifest), copies=manifest.run.copies,
-        copy_bytes=4.0 * len(update_of(manifest).vectors), retention_bytes=RETENTION_BYTES,
+        copy_bytes=4.0 * full_vectors(update_of(manifest).vectors), retention_bytes=RETENTION_BYTES,
         palm_flops=palm_flops_per_token(model, context),
         causal_flops=training_flops_per_token(model, family.whole, context),
     )  # fmt: skip

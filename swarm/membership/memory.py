@@ -25,6 +25,7 @@ from swarm.membership.roles import Role
 from swarm.membership.rules import spec_of, update_of
 from swarm.membership.run import RunContext
 from swarm.membership.status_types import MemoryReport
+from swarm.models.layout import full_vectors
 from swarm.models.spec import PartSpec
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.retention import RETENTION_BYTES
@@ -91,7 +92,7 @@ class MemoryAccount:
     def _copy_bytes(self, part: PartName) -> int:
         if part not in self._of_copies:
             manifest = self._run.around.manifest
-            vectors = len(update_of(manifest).vectors)
+            vectors = full_vectors(update_of(manifest).vectors)
             self._of_copies[part] = copy_bytes(manifest.model, spec_of(manifest, part), vectors=vectors)
         return self._of_copies[part]
 
@@ -117,7 +118,7 @@ def lacking_to_move(around: MemoryContext, held: TrainedPart, name: PartName, of
     here at most, and the state of another.
     """
     manifest, tensors = around.manifest, [tensor for kind in held.tensors().values() for tensor in kind]
-    vectors = len(update_of(manifest).vectors)
+    vectors = full_vectors(update_of(manifest).vectors)
     copied, stays = (
         copy_bytes(manifest.model, spec_of(manifest, name), vectors=vectors),
         4 * vectors * held.layout.elements,

@@ -12,6 +12,7 @@ from swarm.disk import size_text
 from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.membership.rules import spec_of, update_of
+from swarm.models.layout import full_vectors
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec
 from swarm.optim.part import TrainedPart
@@ -81,7 +82,7 @@ def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> di
     """Return what training a part takes in this run besides its activations, at most, by kind; see
     :func:`~swarm.planning.costs.bytes_by_kind`."""
     model, local = manifest.model, manifest.averaging.mode == "local"
-    vectors, exact = len(update_of(manifest).vectors), manifest.run.reproducible
+    vectors, exact = full_vectors(update_of(manifest).vectors), manifest.run.reproducible
     cost = family_of(model).cost(spec, model.context)
     overlap = manifest.speed.overlaps
     each = bytes_by_kind(model, vectors=vectors, exact=exact, local=local, apart=apart, overlap=overlap)
@@ -109,7 +110,7 @@ class GraphMemory:
         rows = manifest.batch.microbatch_size
         self._graph = graph_bytes(manifest.model, part.spec, rows)
         self._thrifty = graph_bytes(manifest.model, part.spec, rows, checkpointing=True)
-        state = 4 * len(update_of(manifest).vectors) * part.layout.elements
+        state = 4 * full_vectors(update_of(manifest).vectors) * part.layout.elements
         # The state is there; the rest of what training takes on the host is allocated later, on a GPU it is there, too.
         later = 0 if device.type == "cuda" else max(0, part_training_bytes(manifest, part.spec) - state)
         self._left = max(0, around.device.free_memory() - later)

@@ -15,6 +15,7 @@ from swarm.ids import PartName, shared_by
 from swarm.models.registry import delinked_at, family_of, lora_of
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.optim.adafactor import Adafactor
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalRules
 from swarm.optim.muon import Muon
@@ -84,6 +85,8 @@ def optimizer_of(config: OptimizerConfig) -> Update:
             return Sgd(config)
         case "muon":
             return Muon(config)
+        case "adafactor":
+            return Adafactor(config)
     return AdamW(config)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ only for the same alignment. The gaps hold zeros, and stay zero through every st
 
 VECTORS = ("params", "exp_avg", "exp_avg_sq")
 """The vectors of AdamW's state."""
+FACTORS = "factors"
+"""The vector that has a number for each row and each column of a matrix; all others are as long as the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,15 @@ class FlatLayout:
             offset += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
         return cls(tuple(slots), offset or ALIGNMENT, frozenset(decayed))
 
+    def kept_in(self, vector: str) -> FlatLayout:
+        """Return where each tensor's numbers lie in a vector of the state."""
+        return _factors_of(self.slots) if vector == FACTORS else self
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the elements of each vector of the state."""
+        return tuple(self.kept_in(vector).elements for vector in self.vectors)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names in order."""
@@ -119,6 +131,25 @@ class FlatLayout:
             else:
                 runs.append((slot.offset, stop, decay))
         return tuple(runs)
+
+
+def matrices_of(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Return how many matrices a tensor is, of how many rows and columns; None for a vector or a number."""
+    return (math.prod(shape[:-2]), shape[-2], shape[-1]) if len(shape) > 1 else None
+
+
+@lru_cache(maxsize=64)
+def _factors_of(slots: tuple[Slot, ...]) -> FlatLayout:
+    def shape(of: tuple[int, ...]) -> tuple[int, ...]:
+        found = matrices_of(of)
+        return of if found is None else (found[0] * (found[1] + found[2]),)
+
+    return FlatLayout.from_shapes((slot.name, shape(slot.shape)) for slot in slots)
+
+
+def full_vectors(vectors: Iterable[str]) -> int:
+    """Return how many of a state's vectors are as long as the parameters. The others are some thousandths of them."""
+    return sum(vector != FACTORS for vector in vectors)
 
 
 # --- between a module and the vector ---------------------------------------------------------------------------------

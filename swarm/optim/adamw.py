@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from swarm.optim.update import (
     Vectors,
     check_mean,
     power,
+    root,
     single,
     stepped,
 )
@@ -167,23 +167,13 @@ def _step_apart(s: _Scalars, old: Vectors, sources: Vectors, new: Vectors) -> No
     torch.add(square, work, out=square)
 
     torch.mul(square, s.correction2, out=work)
-    _root(work)
+    root(work)
     torch.add(work, s.eps, out=work)
     torch.mul(mean, s.step_size, out=clipped)
     torch.div(clipped, work, out=work)
 
     torch.mul(old_params, s.shrink, out=params)
     torch.sub(params, work, out=params)
-
-
-def _root(values: Tensor) -> None:
-    """Square roots in place, correctly rounded. On the CPU torch gives this to a vector library whose last bit depends
-    on the processor (measured: 0.6 % of the values); numpy uses the processor's own instruction, which is exact."""
-    if values.device.type == "cpu":
-        array = values.numpy()
-        np.sqrt(array, out=array)
-    else:
-        torch.sqrt(values, out=values)
 
 
 def _scalars(config: OptimizerConfig, numbers: StepNumbers) -> _Scalars:

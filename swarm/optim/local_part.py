@@ -236,7 +236,8 @@ class LocalPart(TrainedPart):
         """Go on from the anchor, with our own moments."""
         super()._open(step)
         params = self._installed()[0].to(self._device)
-        kept = [torch.zeros_like(params) for _ in self._rules.inner.vectors[1:]] if self._own is None else self._own[1:]
+        lengths = self.layout.kept_by(self._rules.inner.vectors).lengths[1:]
+        kept = [params.new_zeros(each) for each in lengths] if self._own is None else self._own[1:]
         self._go_on((params, *kept))
         self._inner, self._apart, self._late, self.since = 0, False, False, step + 1
         self._counted.clear()

@@ -224,7 +224,8 @@ class PartState:
         numbers, state = StepNumbers(step=step, lr=lr, clip=clip), self._installed()
         self._plan = self._update.plan(state, mean, self.layout, numbers, self._device)
         if not fed and not bool(mean.any()):
-            self._plan = StepPlan((mean,), (ElementRun(0, self.layout.elements, stay),))
+            kept = {number: state[number] for number in self._plan.settled}
+            self._plan = StepPlan((mean,), (ElementRun(0, self.layout.elements, stay),), settled=kept)
         parting, hashes = self.parting, hashes_after(self._plan, state)
         after = {self.spec.name: self.layout} if parting is None or step < parting.step else parting.layouts
         return joined(root_of(part, layout, hashes) for part, layout in after.items())
@@ -261,7 +262,7 @@ class PartState:
         return {
             "weights": [*state[:1]],
             "optimizer": [*state[1:]],
-            "round": [] if plan is None else [*plan.sources],
+            "round": [] if plan is None else plan.tensors(),
         }
 
     def _forget(self) -> None:

@@ -24,17 +24,20 @@ class OptimizerConfig(Section):
     says nothing, so that manifests without it keep their id.
     """
 
-    name: Annotated[Literal["adamw", "sgd", "muon"], Field(exclude_if=lambda value: value == "adamw")] = "adamw"
+    name: Annotated[Literal["adamw", "sgd", "muon", "adafactor"], Field(exclude_if=lambda value: value == "adamw")] = (
+        "adamw"
+    )
     """``adamw``; ``sgd``: momentum, 8 bytes of state a parameter instead of 12; ``muon``: orthogonal steps for the
-    layers' matrices, AdamW for the rest."""
+    layers' matrices, AdamW for the rest; ``adafactor``: no momentum, and of a matrix the mean squares of
+    rows and columns only, 4 bytes."""
     lr: Annotated[float, Field(gt=0, lt=10)] = 1.5e-3
     """Peak learning rate."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW: decay of the gradient's mean, per step."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """AdamW: decay of the mean of its square, per step."""
+    """AdamW and Adafactor: decay of the mean of its square, per step."""
     eps: Annotated[float, Field(ge=1e-30)] = 1e-8
-    """AdamW: what is added to the root of that."""
+    """AdamW and Adafactor: what is added to the root of that."""
     momentum: Annotated[float, Field(ge=0, lt=1, exclude_if=lambda value: value == MOMENTUM)] = MOMENTUM
     """``sgd`` and ``muon``: decay of the momentum, per step."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
@@ -62,7 +65,7 @@ class OptimizerConfig(Section):
     @property
     def described(self) -> str:
         """The optimizer's name, as it is written."""
-        return {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}[self.name]
+        return {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "adafactor": "Adafactor"}[self.name]
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from swarm.errors import StateError
 from swarm.ids import PartName
-from swarm.models.layout import VECTORS, FlatLayout
+from swarm.models.layout import FlatLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Snapshot:
     """The state's ``vectors``, as many as the layout names and in that order, the parameters first: flat float32 CPU
-    vectors of ``layout.elements``.
+    vectors of ``layout.lengths``.
 
     They may be lent: nobody writes to them for as long as somebody holds this object, and who needs them holds it.
     """
@@ -36,9 +36,9 @@ class Snapshot:
     def __post_init__(self) -> None:
         if len(self.vectors) != len(self.layout.vectors):
             raise StateError(f"{self.part}: {len(self.vectors)} vectors, expected {', '.join(self.layout.vectors)}")
-        for vector in self.vectors:
+        for vector, elements in zip(self.vectors, self.layout.lengths, strict=True):
             if (
-                vector.shape != (self.layout.elements,)
+                vector.shape != (elements,)
                 or vector.dtype != torch.float32
                 or vector.device.type != "cpu"
                 or not vector.is_contiguous()
@@ -48,7 +48,7 @@ class Snapshot:
     @staticmethod
     def blank(part: PartName, step: int, layout: FlatLayout) -> Snapshot:
         """A state of zeros, to be filled through its :meth:`buffers` by the one who makes it."""
-        vectors = tuple(torch.zeros(layout.elements, dtype=torch.float32) for _ in layout.vectors)
+        vectors = tuple(torch.zeros(elements, dtype=torch.float32) for elements in layout.lengths)
         return Snapshot(part=part, step=step, layout=layout, vectors=vectors)
 
     def apart(self) -> Snapshot:
@@ -73,7 +73,7 @@ class Snapshot:
 def initial_snapshot(part: PartName, layout: FlatLayout, weights: Mapping[str, Tensor]) -> Snapshot:
     """Step 0: these weights, and zeros. Raises StateError when a weight is missing or misshapen."""
     params = layout.flatten(weights)
-    kept = (torch.zeros_like(params) for _ in layout.vectors[1:])
+    kept = (torch.zeros(elements) for elements in layout.lengths[1:])
     return Snapshot(part=part, step=0, layout=layout, vectors=(params, *kept))
 
 
@@ -106,37 +106,38 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The chunks of a state of ``vectors`` vectors with ``elements`` float32 each, numbered vector by vector."""
+    """The chunks of a state's float32 vectors, which have so many elements, numbered vector by vector."""
 
-    elements: int
-    vectors: int = len(VECTORS)
+    lengths: tuple[int, ...]
 
     @staticmethod
     def of(layout: FlatLayout) -> Cut:
         """Return the cut of a state that lies so."""
-        return Cut(layout.elements, len(layout.vectors))
+        return Cut(layout.lengths)
 
     @property
     def chunks(self) -> int:
         """The number of chunks."""
-        return self.vectors * self._per_vector
+        return sum(map(_chunks_of, self.lengths))
 
     @property
     def total_bytes(self) -> int:
         """All vectors."""
-        return 4 * self.vectors * self.elements
+        return 4 * sum(self.lengths)
 
     def __getitem__(self, index: int) -> Chunk:
         """Raises IndexError for a number that is none."""
         if not 0 <= index < self.chunks:
             raise IndexError(f"chunk {index} of {self.chunks}")
-        vector, place = divmod(index, self._per_vector)
+        vector, place = 0, index
+        while place >= (chunks := _chunks_of(self.lengths[vector])):
+            vector, place = vector + 1, place - chunks
         start = place * CHUNK_BYTES
-        return Chunk(vector, start, min(CHUNK_BYTES, 4 * self.elements - start))
+        return Chunk(vector, start, min(CHUNK_BYTES, 4 * self.lengths[vector] - start))
 
-    @property
-    def _per_vector(self) -> int:
-        return -(-4 * self.elements // CHUNK_BYTES)
+
+def _chunks_of(elements: int) -> int:
+    return -(-4 * elements // CHUNK_BYTES)
 
 
 def hash_of(chunk: bytes | bytearray | memoryview) -> bytes:

@@ -40,20 +40,13 @@ def play(root: Path, *, seed: int, steps: int, at: int) -> dict[str, Any]:
         ``loss`` in nats a token on text that the run has not seen; where stages shared, ``difference``: the largest of
         any number of any stage's state from that of a run which goes on sharing, right after they have parted.
     """
-    documents = list(built_in_corpus().documents)
-    random.Random(seed).shuffle(documents)
-    held_out = documents[: len(documents) // 10]
-    texts = [documents[len(held_out) + number :: TRAINERS] for number in range(TRAINERS)]
-    run = _trained(root / "run", texts, seed, steps, steps, {"share": "stages", "delink_at": at} if at else {})
-    model = load_checkpoint(run, steps)
-    build_shard(root / "test", held_out, run.tokenizer.read_bytes())
-    rows = rows_of(Shard.open(root / "test"), CONTEXT)
-    read = rows.read(torch.linspace(0, rows.count - 1, min(rows.count, TEST_ROWS)).long().tolist())
-    total, tokens = model.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
-    found: dict[str, Any] = {"seed": seed, "at": at, "loss": total / tokens}
+    texts, held_out = texts_of(seed, TRAINERS)
+    model = {"share": "stages", "delink_at": at} if at else {}
+    run = trained(root / "run", texts, seed, steps, model=model)
+    found: dict[str, Any] = {"seed": seed, "at": at, "loss": loss_of(run, steps, held_out, root / "test")}
     if at:
-        parted = _trained(root / "parted", texts, seed, at + 1, at, {"share": "stages", "delink_at": at})
-        shared = _trained(root / "shared", texts, seed, at + 1, at, {"share": "stages"})
+        parted = trained(root / "parted", texts, seed, at + 1, at, model=model)
+        shared = trained(root / "shared", texts, seed, at + 1, at, model={"share": "stages"})
         found["difference"] = _difference(parted, shared, at)
     return found
 
@@ -71,25 +64,45 @@ def _states(run: RunDirectory, step: int, parts: tuple[Any, ...]) -> list[tuple[
     return [load_part(run.checkpoints, step, part, expected_digest=said[part]).vectors for part in parts]
 
 
-def _trained(
-    root: Path, texts: list[list[str]], seed: int, steps: int, every: int, model: dict[str, Any]
+def texts_of(seed: int, trainers: int) -> tuple[list[list[str]], list[str]]:
+    """Return each trainer's documents, and those that none learns from."""
+    documents = list(built_in_corpus().documents)
+    random.Random(seed).shuffle(documents)
+    held_out = documents[: len(documents) // 10]
+    return [documents[len(held_out) + number :: trainers] for number in range(trainers)], held_out
+
+
+def trained(
+    root: Path, texts: list[list[str]], seed: int, steps: int, every: int = 0, **sections: dict[str, Any]
 ) -> RunDirectory:
-    """A run of which every peer keeps its part in one directory."""
+    """A run of which every peer keeps its part, each so many steps, in one directory; ``sections`` of its manifest are
+    beside what all have."""
     kept = RunDirectory(root / "kept")
     root.mkdir()
-    names = ("bootstrap", *(f"trainer-{n}" for n in range(TRAINERS)), *(f"host-{n}" for n in range(HOSTS)))
+    names = ("bootstrap", *(f"trainer-{n}" for n in range(len(texts))), *(f"host-{n}" for n in range(HOSTS)))
+    model = {"vocab_size": 300, "dim": 64, "layers": 4, "heads": 2, "context": CONTEXT, **sections.get("model", {})}
     swarm = SimSwarm(
         root,
         hosts=HOSTS,
-        trainers=TRAINERS,
+        trainers=len(texts),
         documents=texts,
-        sites={name: {"run_directory": kept.root, "checkpoint_every": every} for name in names},
+        sites={name: {"run_directory": kept.root, "checkpoint_every": every or steps} for name in names},
         run={"seed": seed, "steps": steps, "copies": 0, "reproducible": True},
-        model={"vocab_size": 300, "dim": 64, "layers": 4, "heads": 2, "context": CONTEXT, **model},
+        model=model,
         split={"stages": STAGES},
         batch={"microbatch_size": 8, "microbatches_per_step": 4},
-        optimizer={"lr": 3e-3, "warmup_steps": 10},
+        optimizer={"lr": 3e-3, "warmup_steps": 10, **sections.get("optimizer", {})},
     )
     run_world(swarm.run(timeout_s=1e6))
     keep_run(kept, swarm.manifest, {"tokenizer.json": swarm.tokenizer})
     return kept
+
+
+def loss_of(run: RunDirectory, step: int, held_out: list[str], at: Path) -> float:
+    """Return the nats a token of a checkpoint on text that no trainer had."""
+    model = load_checkpoint(run, step)
+    build_shard(at, held_out, run.tokenizer.read_bytes())
+    rows = rows_of(Shard.open(at), CONTEXT)
+    read = rows.read(torch.linspace(0, rows.count - 1, min(rows.count, TEST_ROWS)).long().tolist())
+    total, tokens = model.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
+    return float(total / tokens)

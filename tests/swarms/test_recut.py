@@ -93,10 +93,11 @@ async def test_run_goes_on_with_other_stages_where_it_was(before: int, sizes: st
     [
         {"optimizer": {"name": "muon"}},
         {"optimizer": {"name": "sgd"}},
+        {"optimizer": {"name": "adafactor"}},
         {"averaging": {"mode": "local", "local": {"steps": 2, "fragments": 2}}},
         {"split": {"ends": "hosted"}},
     ],
-    ids=["muon", "sgd", "local", "hosted"],
+    ids=["muon", "sgd", "adafactor", "local", "hosted"],
 )
 async def test_every_kind_of_state_is_cut(sections: dict[str, Any], tmp_path: Path) -> None:
     """With what each keeps next to the weights: matrices' momentum, anchors and the outer optimizer's momentum."""

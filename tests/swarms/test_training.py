@@ -43,6 +43,7 @@ SHAPES = {
         "model": {"lora": {"rank": 8, "targets": ["query"]}},
         "optimizer": {"name": "muon"},
     },
+    "Adafactor": {"hosts": 4, "trainers": 1, "optimizer": {"name": "adafactor"}},
     "dropout": {"hosts": 2, "trainers": 1, "model": {"dropout": 0.1}},
 }
 

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class PartFile:
     @property
     def size(self) -> int:
         """Bytes of the whole file, whatever the hashes and the digest are."""
-        return self.begins + 4 * len(self.state.layout.vectors) * self._stored
+        return self.begins + 4 * self._begins[-1]
 
     def read_chunk(self, descriptor: int, number: int) -> bytes | bytearray:
         """A chunk out of the file, the gaps between parameters included. Raises StateError when the file is too short,
@@ -112,7 +113,7 @@ class PartFile:
         """Fill ``into`` with one tensor of the vector of that number: its bytes, unverified. Raises StateError when the
         file is too short, OSError, and KeyError for a name that is not in it."""
         number = self._numbers[name]
-        offset = self.begins + 4 * (vector * self._stored + self._starts[1][number])
+        offset = self.begins + 4 * (self._begins[vector] + self._starts[vector][1][number])
         while into:
             got = os.preadv(descriptor, [into], offset)
             if not got:
@@ -130,8 +131,9 @@ class PartFile:
         own |= {"digest": self.state.digest, "hashes": self.hashes.hex()}
         document: dict[str, Any] = {"__metadata__": {**self.meta, **own}}
         begins = 0
-        for prefix in ("", *(f"{name}." for name in layout.vectors[1:])):
-            for slot in layout.slots:
+        for vector in layout.vectors:
+            prefix = "" if vector == layout.vectors[0] else f"{vector}."
+            for slot in layout.kept_in(vector).slots:
                 ends = begins + 4 * slot.elements
                 shape = list(slot.shape)
                 document[prefix + slot.name] = {"dtype": "F32", "shape": shape, "data_offsets": [begins, ends]}
@@ -139,19 +141,21 @@ class PartFile:
         return document
 
     @cached_property
-    def _stored(self) -> int:
-        """Elements of one vector without its gaps."""
-        return sum(slot.elements for slot in self.state.layout.slots)
+    def _begins(self) -> list[int]:
+        """Return how many elements are stored before each vector, and before the end: without gaps."""
+        layout = self.state.layout
+        stored = (sum(slot.elements for slot in layout.kept_in(vector).slots) for vector in layout.vectors)
+        return [0, *accumulate(stored)]
 
     @cached_property
-    def _starts(self) -> tuple[list[int], list[int]]:
-        """Return the start of each parameter: in the flat vector, and in its stored form."""
-        flat, stored, before = [], [], 0
-        for slot in self.state.layout.slots:
-            flat.append(slot.offset)
-            stored.append(before)
-            before += slot.elements
-        return flat, stored
+    def _starts(self) -> list[tuple[list[int], list[int]]]:
+        """Return for each vector the start of each tensor: in the flat vector, and in its stored form."""
+        found = []
+        for vector in self.state.layout.vectors:
+            slots = self.state.layout.kept_in(vector).slots
+            stored = accumulate((slot.elements for slot in slots), initial=0)
+            found.append(([slot.offset for slot in slots], [*stored][:-1]))
+        return found
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -161,10 +165,11 @@ class PartFile:
     def _place(self, chunk: Chunk) -> tuple[int, list[tuple[int, int]]]:
         """Return the pieces of a chunk in the file, with their bytes (start, stop), one after another."""
         first, last = chunk.start // 4, (chunk.start + chunk.length) // 4
-        flat, stored = self._starts
+        flat, stored = self._starts[chunk.vector]
+        slots = self.state.layout.kept_in(self.state.layout.vectors[chunk.vector]).slots
         offset, pieces = 0, list[tuple[int, int]]()
         for index in range(max(0, bisect_right(flat, first) - 1), len(flat)):
-            slot = self.state.layout.slots[index]
+            slot = slots[index]
             if slot.offset >= last:
                 break
             start, stop = max(first, slot.offset), min(last, slot.offset + slot.elements)
@@ -172,7 +177,7 @@ class PartFile:
                 if not pieces:
                     offset = stored[index] + start - slot.offset
                 pieces.append((4 * (start - first), 4 * (stop - first)))
-        return self.begins + 4 * (chunk.vector * self._stored + offset), pieces
+        return self.begins + 4 * (self._begins[chunk.vector] + offset), pieces
 
 
 def _checked(vectors: list[str]) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def write_part(root: Path, snapshot: Snapshot, meta: Mapping[str, str], *, expec
         )
     state = Wanted(part=snapshot.part, step=snapshot.step, digest=found, layout=snapshot.layout)
     pieces: list[bytes | memoryview] = [PartFile(state, hashes, meta).header]
-    pieces += [buffer[place] for buffer in buffers for place in _places(snapshot.layout)]
+    pieces += _tensors(snapshot.layout, buffers)
     try:
         write_whole(path, pieces)
     except OSError as error:
@@ -140,9 +140,8 @@ def _read_vectors(path: Path, file: PartFile, buffers: Sequence[memoryview]) -> 
     try:
         with path.open("rb", buffering=0) as source:
             source.seek(file.begins)
-            for buffer in buffers:
-                for place in _places(file.state.layout):
-                    _fill(source, buffer[place])
+            for tensor in _tensors(file.state.layout, buffers):
+                _fill(source, tensor)
         found = hashes_of(buffers)
         if found != file.hashes[: len(found)]:
             raise StateError("the content does not match the digest written with it")
@@ -152,10 +151,11 @@ def _read_vectors(path: Path, file: PartFile, buffers: Sequence[memoryview]) -> 
         raise StateError(f"{path}: {error}. {REMEDY}") from error
 
 
-def _places(layout: FlatLayout) -> Iterator[slice]:
-    """Return the place of each parameter's bytes in a vector's."""
-    for slot in layout.slots:
-        yield slice(4 * slot.offset, 4 * (slot.offset + slot.elements))
+def _tensors(layout: FlatLayout, buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield the bytes of each tensor in the first vectors of a state, as many as there are buffers."""
+    for vector, buffer in zip(layout.vectors, buffers, strict=False):
+        for slot in layout.kept_in(vector).slots:
+            yield buffer[4 * slot.offset : 4 * (slot.offset + slot.elements)]
 
 
 def _fill(source: io.FileIO, into: memoryview) -> None:

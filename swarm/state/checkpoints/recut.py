@@ -1,7 +1,7 @@
 """Cut a checkpoint into other parts, bit for bit, with about one part in memory at a time.
 
-Tensors have the whole model's names in every part, and each of the optimizer's vectors is as long as the parameters: so
-a part of another cut is made of the same tensors, copied from wherever they lie. What shows that nothing was lost or
+Tensors have the whole model's names in every part, and in each of the optimizer's vectors: so a part of another cut is
+made of the same tensors, copied from wherever they lie. What shows that nothing was lost or
 changed is a digest of the whole model that no cut is part of (:class:`WholeModel`): of the old files, and of the new
 ones as they were read back from the disk.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from swarm.errors import StateError
 from swarm.ids import PartName
-from swarm.models.layout import FlatLayout, Slot
+from swarm.models.layout import FlatLayout
 from swarm.state.checkpoints.files import REMEDY, CheckpointManifest, part_path
 from swarm.state.checkpoints.format import PartFile, opened
 from swarm.state.checkpoints.parts import load_part, write_part
@@ -78,7 +78,7 @@ def _read_part(root: Path, record: CheckpointManifest, part: PartName) -> tuple[
     part's is read."""
     snapshot, found = load_part(root, record.step, part, expected_digest=record.parts[part]), []
     for vector, buffer in zip(snapshot.layout.vectors, snapshot.buffers(), strict=True):
-        for slot in snapshot.layout.slots:
+        for slot in snapshot.layout.kept_in(vector).slots:
             content = hashlib.sha256(buffer[4 * slot.offset : 4 * (slot.offset + slot.elements)])
             found.append((slot.name, vector, content.hexdigest()))
     return snapshot.layout, found
@@ -141,18 +141,19 @@ def _check_cut(before: WholeModel, record: CheckpointManifest, layouts: Mapping[
 
 def _filled(part: PartName, layout: FlatLayout, root: Path, step: int, before: WholeModel) -> Snapshot:
     """A new part: each tensor, in every vector, from the old part that has it."""
-    snapshot, sources = Snapshot.blank(part, step, layout), dict[PartName, list[Slot]]()
-    for slot in layout.slots:
-        sources.setdefault(before.held_by[slot.name], []).append(slot)
-    for source, slots in sources.items():
+    snapshot, sources = Snapshot.blank(part, step, layout), dict[PartName, set[str]]()
+    for name in layout.names:
+        sources.setdefault(before.held_by[name], set()).add(name)
+    for source, names in sources.items():
         path = part_path(root, step, source)
         try:
             file = PartFile.read(path)
             with opened(path, os.O_RDONLY) as descriptor:
                 for vector, buffer in enumerate(snapshot.buffers()):
-                    for slot in slots:
-                        place = buffer[4 * slot.offset : 4 * (slot.offset + slot.elements)]
-                        file.read_tensor(descriptor, vector, slot.name, place)
+                    for slot in layout.kept_in(layout.vectors[vector]).slots:
+                        if slot.name in names:
+                            place = buffer[4 * slot.offset : 4 * (slot.offset + slot.elements)]
+                            file.read_tensor(descriptor, vector, slot.name, place)
         except OSError as error:
             raise StateError(f"{path}: {error.strerror}. {REMEDY}") from error
     return snapshot

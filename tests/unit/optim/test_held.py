@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from swarm.membership.memory import storage_bytes
+from swarm.models.layout import FACTORS, full_vectors
 from swarm.models.lora import LoraFamily
 from swarm.models.lora_config import BaseDType, LoraConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
+from swarm.optim.adafactor import Adafactor
 from swarm.optim.adamw import AdamW
 from swarm.optim.local_part import LocalPart
 from swarm.optim.muon import Muon
@@ -32,7 +34,10 @@ def blank(part: PartState) -> PartState:
     return part
 
 
-@pytest.mark.parametrize("update", [AdamW(CONFIG), Sgd(CONFIG), Muon(CONFIG)], ids=["adamw", "sgd", "muon"])
+UPDATES = {"adamw": AdamW(CONFIG), "sgd": Sgd(CONFIG), "muon": Muon(CONFIG), "adafactor": Adafactor(CONFIG)}
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
 @pytest.mark.parametrize(("compute", "exact"), [("float32", False), ("float32", True), ("bfloat16", False)])
 def test_trained_part_holds_what_is_predicted_of_it(update: Update, compute: str, exact: bool) -> None:
     model = MODEL.model_copy(update={"compute": compute})
@@ -40,10 +45,11 @@ def test_trained_part_holds_what_is_predicted_of_it(update: Update, compute: str
     assert storage_bytes(part.tensors())["optimizer"] == 0, "nothing is installed"
     blank(part)
     elements = part.layout.elements
-    each = bytes_by_kind(model, vectors=len(update.vectors), exact=exact)
+    each = bytes_by_kind(model, vectors=full_vectors(update.vectors), exact=exact)
     found = storage_bytes(part.tensors())
-    for kind in ("optimizer", "gradients"):
-        assert found[kind] == each[kind] * elements
+    assert found["gradients"] == each["gradients"] * elements
+    factors = 4 * part.layout.kept_in(FACTORS).elements if FACTORS in update.vectors else 0
+    assert found["optimizer"] == each["optimizer"] * elements + factors
     assert 0.9 < found["weights"] / (each["weights"] * elements) < 1.02, "buffers; a table stays float32 in bfloat16"
     assert found["round"] == 0
     part.prepare(torch.zeros(elements), lr=1e-3, clip=1.0, step=1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swarm.models.layout import FlatLayout
+from swarm.optim.adafactor import Adafactor
 from swarm.optim.adamw import AdamW
 from swarm.optim.muon import Muon
 from swarm.optim.outer import Outer, OuterNesterov
@@ -36,6 +37,7 @@ UPDATES: dict[str, Update] = {
     "outer": Outer(OuterNesterov()),
     "fragment": Outer(OuterNesterov(), fragments=2),
     "muon": Muon(CONFIG),
+    "adafactor": Adafactor(CONFIG),
 }
 
 
@@ -58,7 +60,8 @@ def numbers(seed: int) -> Tensor:
 
 
 def state_of(update: Update) -> Vectors:
-    return tuple(numbers(seed).abs() for seed, _ in enumerate(update.vectors))
+    lengths = enumerate(layout_of(update).lengths)
+    return tuple(numbers(seed).abs()[:elements].clone() for seed, elements in lengths)
 
 
 @pytest.mark.parametrize("name", UPDATES)
