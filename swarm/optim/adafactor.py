@@ -94,9 +94,8 @@ class Adafactor:
         correction, eps = 1.0 / (1.0 - power(self.config.beta2, step)), single(self.config.eps)
         if not gradient.columns:
             return _Divisor(offset, gradient, root(torch.mul(factors, single(correction))), None, eps)
-        by_row, by_column = factors.split([gradient.all_rows, gradient.matrices * gradient.columns])
-        by_row, by_column = by_row.clone(), by_column.clone()
-        for rows in by_row.split(gradient.rows):
+        by_row, by_column = factors[: gradient.all_rows].clone(), factors[gradient.all_rows :].clone()
+        for rows in by_row.view(gradient.matrices, -1):
             usual = math.fsum(rows.tolist()) / gradient.rows
             rows.mul_(single(correction / usual) if usual > LEAST else 0.0)
         return _Divisor(offset, gradient, root(by_row), root(by_column).view(gradient.matrices, -1), eps)
