@@ -48,13 +48,15 @@ ElementStep = Callable[[Vectors, Vectors, Vectors], None]
 which may be the state before. Each element depends on the same one of the others only."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ElementRun:
-    """The elements from ``start`` to ``stop``, to all of which the same is done."""
+    """The elements from ``start`` to ``stop``, to all of which the same is done. ``sources`` are vectors of these
+    elements that the step reads in place of the plan's; none: the plan's."""
 
     start: int
     stop: int
     step: ElementStep
+    sources: Vectors = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,16 +68,14 @@ class StepPlan:
     runs: tuple[ElementRun, ...]
     first: int = 0
 
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[slice, ElementStep]]:
-        """Return what is done from ``start`` to ``stop``, in order, a chunk at most at once."""
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[slice, ElementStep, Vectors]]:
+        """Return what is done from ``start`` to ``stop``, in order, a chunk at most at once, and with what sources."""
         for run in self.runs:
+            sources, origin = (run.sources, run.start) if run.sources else (self.sources, self.first)
             first, last = max(start, run.start), min(stop, run.stop)
             for begin in range(first, last, CHUNK_ELEMENTS):
-                yield slice(begin, min(begin + CHUNK_ELEMENTS, last)), run.step
-
-    def sources_of(self, piece: slice) -> Vectors:
-        """Return the sources of these elements."""
-        return _cut(self.sources, slice(max(0, piece.start - self.first), max(0, piece.stop - self.first)))
+                end = min(begin + CHUNK_ELEMENTS, last)
+                yield slice(begin, end), run.step, _cut(sources, slice(max(0, begin - origin), max(0, end - origin)))
 
 
 class Update(Protocol):
@@ -119,8 +119,8 @@ def take_step(plan: StepPlan, state: Vectors, after: Vectors) -> None:
     Memory: nothing that counts beside both."""
 
     def make(first: int, last: int) -> None:
-        for piece, step in plan.pieces(first * CHUNK_ELEMENTS, last * CHUNK_ELEMENTS):
-            step(_cut(state, piece), plan.sources_of(piece), _cut(after, piece))
+        for piece, step, sources in plan.pieces(first * CHUNK_ELEMENTS, last * CHUNK_ELEMENTS):
+            step(_cut(state, piece), sources, _cut(after, piece))
 
     _share(-(-len(state[0]) // CHUNK_ELEMENTS), make)
 
@@ -143,9 +143,9 @@ def hashes_after(plan: StepPlan, state: Vectors) -> bytes:
         for chunk in range(first, last):
             start = chunk * size
             stop = min(start + size, elements)
-            for piece, step in plan.pieces(start, stop):
+            for piece, step, sources in plan.pieces(start, stop):
                 new = scratch[:, piece.start - start : piece.stop - start]
-                step(_cut(state, piece), plan.sources_of(piece), tuple(new))
+                step(_cut(state, piece), sources, tuple(new))
             for number, vector in enumerate(scratch[:, : stop - start]):
                 place = HASH_BYTES * (number * chunks + chunk)
                 hashes[place : place + HASH_BYTES] = hash_of(vector.view(torch.uint8).numpy().data)
