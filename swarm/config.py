@@ -27,7 +27,7 @@ from swarm.disk import read_named
 from swarm.errors import ConfigError, OtherWire
 from swarm.ids import ENDS, PartName, PeerId, RunId, shared_part
 from swarm.models.gpt_config import GptConfig
-from swarm.models.registry import AnyModel, config_type, delinked_at, family_of, shares
+from swarm.models.registry import AnyModel, config_type, delinked_at, expert_interval, family_of, shares, steering
 from swarm.models.spec import DOMAIN, SplitConfig, split_layers
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.schedules import MUON_WIDTH, OptimizerConfig
@@ -323,6 +323,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_admission(manifest.admission)
     check_routes(manifest)
     check_shared(manifest)
+    check_steering(manifest)
     parent = manifest.run.parent
     if parent is not None and parent.step >= manifest.run.steps:
         raise ConfigError(
@@ -549,7 +550,10 @@ def check_shared(manifest: Manifest) -> None:
         raise ConfigError(key, split.layers_per_stage or model.layers,
                           f'the same for each of {split.stages} stages with model.share = "stages"',
                           "Use as many layers in each stage.")  # fmt: skip
+    interval = expert_interval(model)
     rules: tuple[tuple[str, object, bool, str, str], ...] = (
+        ("model.expert_every", interval, not interval or max(sizes) % interval == 0,
+         f"a divisor of the {max(sizes)} layers of a stage", "each stage needs its experts in the same places"),
         ("split.stages", split.stages, split.stages > 1, "2 and more", "one stage shares nothing"),
         ("split.ends", split.ends, split.ends == "private", '"private"',
          "the first and the last stage have more than the others"),
@@ -568,6 +572,20 @@ def check_shared(manifest: Manifest) -> None:
         if not fits:
             raise ConfigError(key, value, f'{allowed} with model.share = "stages"',
                               f"Leave {key} out, or model.share.", why=why)  # fmt: skip
+
+
+def check_steering(manifest: Manifest) -> None:
+    """Check whether a step of this run can steer experts by what they got. Raises ConfigError."""
+    averaging = manifest.averaging
+    if not steering(manifest.model):
+        return
+    for key, value, wanted, why in (
+        ("averaging.mode", averaging.mode, "sync", "replicas that train apart would each steer by what they fed it"),
+        ("averaging.codec", averaging.codec, "float32", "others round away how many tokens an expert got"),
+    ):
+        if value != wanted:
+            raise ConfigError(key, value, f'"{wanted}" with model.balance.kind = "bias"',
+                              f'Leave {key} out, or set model.balance.kind = "aux".', why=why)  # fmt: skip
 
 
 def check_admission(admission: AdmissionConfig) -> None:

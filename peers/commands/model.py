@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ from peers.console.words import count
 from peers.foreign_model import ForeignModel, find_model
 from swarm.disk import size_text
 from swarm.errors import ConfigError, StateError
-from swarm.models.hf.hf_config import BALANCED, EXPERT_KEYS, HfConfig, numbers_of
+from swarm.models.hf.hf_config import BALANCED, HfConfig
 from swarm.models.spec import SplitConfig
 from swarm.planning.costs import bytes_by_kind, copy_bytes, graph_bytes
 
@@ -31,6 +30,7 @@ def examine(given: str, *, stages: int | None, context: int | None) -> dict[str,
     from swarm.device import free_memory
     from swarm.models.hf.hf_family import HfFamily, anatomy_of
     from swarm.models.hf.selftest import self_test
+    from swarm.models.hf.skeleton import skeleton
 
     family, anatomy = HfFamily(model), anatomy_of(model)
     tried = self_test(model, free=free_memory())
@@ -53,6 +53,7 @@ def examine(given: str, *, stages: int | None, context: int | None) -> dict[str,
         "model": family.described,
         "architecture": model.architecture,
         "attention": model.attention,
+        "experts": skeleton(model).config._experts_implementation if model.has_experts else None,
         "layers": {"path": anatomy.path, "count": anatomy.count, "given": list(anatomy.given)},
         "before": list(anatomy.before),
         "after": list(anatomy.after),
@@ -82,6 +83,8 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "self-test", f"cut, logits and gradients are {same}; no token sees a later one ({tried['future']:g})"
     kept = "kept apart" if facts["packing"] else 'NOT kept apart: only packing = "stream"'
     yield "packing", f"documents in a row are {kept} ({tried['leak']:.2g})"
+    if facts["experts"]:
+        yield "experts", f"computed by {facts['experts']}; a stage holds all experts of its layers"
     if facts["balance"]:
         yield "balance", facts["balance"]
     yield "tokenizer", facts["tokenizer"] or "none: give one with --tokenizer"
@@ -112,7 +115,7 @@ def _balance(model: HfConfig) -> str | None:
     """Return what trains a mixture to use its experts evenly; None of a model without experts."""
     if model.balanced:
         return "each layer's loss, as output_router_logits asks for"
-    if not any(number > 1 for number in numbers_of(json.loads(model.config), EXPERT_KEYS)):
+    if not model.has_experts:
         return None
     known = model.architecture in BALANCED
     return (

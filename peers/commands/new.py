@@ -325,13 +325,15 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
 
     manifest = founded.manifest
     run, model, batch, optimizer = manifest.run, manifest.model, manifest.batch, manifest.optimizer
+    family = family_of(model)
     tokens = batch.microbatch_size * manifest.step_microbatches * model.context
     start, warmup = run.start_when, count(optimizer.warmup_steps, "step")
     if manifest.averaging.mode == "local":  # whose steps are many batches, each with a learning rate
         warmup = f"{optimizer.warmup_steps} batches"
     return [
         ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
-        ("model", f"{model_parameter_count(model):,} parameters: {family_of(model).described}"),
+        ("model", f"{model_parameter_count(model):,} parameters: {family.described}"),
+        *([("mixture", family.mixing)] if family.mixing else []),
         ("memory", _memory(manifest)),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.described}; ends {manifest.split.ends}"),
         *_experts(manifest.split),

@@ -6,6 +6,7 @@ A microbatch is written whole, as the list (trainer, shard, epoch, position): it
 
 from __future__ import annotations
 
+from swarm.events.averaging import ChoicesDropped as ChoicesDropped
 from swarm.events.averaging import Mixed as Mixed
 from swarm.events.averaging import Participation as Participation
 from swarm.events.averaging import ResidualHandedOver as ResidualHandedOver

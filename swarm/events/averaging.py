@@ -56,6 +56,17 @@ class SumTaken(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicesDropped(Event):
+    """So many of the ``choices`` of experts by the tokens that this replica computed in a step found no room: those
+    tokens passed the layer unchanged. Written with each step by replicas whose experts have limited room."""
+
+    step: int
+    part: PartName
+    dropped: int
+    choices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualHandedOver(Event):
     """This replica left with a step, and gave another what averaging had rounded off here, to be added to its own."""
 

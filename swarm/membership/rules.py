@@ -12,7 +12,7 @@ from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.records import NO_RECORD, record_room
 from swarm.errors import StateError
 from swarm.ids import PartName, shared_by
-from swarm.models.registry import delinked_at, family_of, lora_of
+from swarm.models.registry import delinked_at, expert_interval, family_of, lora_of, steering
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.adafactor import Adafactor
@@ -23,6 +23,7 @@ from swarm.optim.outer import LONGEST, Outer, OuterNesterov
 from swarm.optim.part import Parting
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.sgd import Sgd
+from swarm.optim.tallies import Steering
 from swarm.optim.update import Update
 from swarm.planning.costs import model_parameter_count
 from swarm.step.boundary_codecs import CodecRules
@@ -48,7 +49,7 @@ def local_rules_of(manifest: Manifest) -> LocalRules:
         inner_steps=averaging.inner_steps,
         steps=manifest.run.steps,
         optimizer=manifest.optimizer,
-        inner=optimizer_of(manifest.optimizer),
+        inner=optimizer_of(manifest),
         outer=_outer(manifest),
         mixing_weight=averaging.local.mixing_weight,
     )
@@ -75,11 +76,16 @@ def reach_of(manifest: Manifest) -> float:
 
 def update_of(manifest: Manifest) -> Update:
     """Return what a step's mean does to the weights."""
-    return _outer(manifest) if manifest.averaging.mode == "local" else optimizer_of(manifest.optimizer)
+    return _outer(manifest) if manifest.averaging.mode == "local" else optimizer_of(manifest)
 
 
-def optimizer_of(config: OptimizerConfig) -> Update:
-    """The optimizer that a manifest names."""
+def optimizer_of(manifest: Manifest) -> Update:
+    """The optimizer that a manifest names, and what steers experts."""
+    named = _named(manifest.optimizer)
+    return Steering(named, steering(manifest.model)) if expert_interval(manifest.model) else named
+
+
+def _named(config: OptimizerConfig) -> Update:
     match config.name:
         case "sgd":
             return Sgd(config)

@@ -54,6 +54,12 @@ class PartModule(nn.Module):
     frozen: frozenset[str] = frozenset()
     """Names of tensors that are not trained, and so are no part of its state."""
 
+    steered: frozenset[str] = frozenset()
+    told: frozenset[str] = frozenset()
+    """Names of tallies (:mod:`swarm.models.experts`): parameters whose gradient counts tokens, and no loss depends on.
+    A step moves the ``steered`` ones by what each element counted beside the others; those that are ``told`` are for
+    people alone."""
+
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.vocab_size, self.context = model.vocab_size, model.context
@@ -149,11 +155,13 @@ class PartModule(nn.Module):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCost:
     """The cost of a part: elements of its parameters that are trained, and operations of its forward per token of a
-    row. A multiply-add counts as two. ``frozen`` are the elements beside those, which take ``frozen_bytes`` as they
-    are stored, and ``frozen_held`` bytes where the part is used: with those of which it has a copy in another dtype."""
+    row. A multiply-add counts as two. ``idle`` are the elements of experts that a token does not pass. ``frozen`` are
+    the elements beside those that are trained, which take ``frozen_bytes`` as they are stored, and ``frozen_held``
+    bytes where the part is used: with those of which it has a copy in another dtype."""
 
     parameters: int
     forward_flops: int
+    idle: int = 0
     frozen: int = 0
     frozen_bytes: int = 0
     frozen_held: int = 0
@@ -174,6 +182,12 @@ class ModelFamily(ABC):
     @abstractmethod
     def described(self) -> str:
         """The model in a few words, for people."""
+
+    @property
+    def mixing(self) -> str:
+        """Return what experts that the family's own code computes have room for, and what keeps them evenly used, for
+        people; nothing of others."""
+        return ""
 
     @property
     def packs(self) -> bool:

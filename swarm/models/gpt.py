@@ -1,7 +1,8 @@
 """Our own transformer, in the pieces that peers hold: stages and private ends. The whole model is one stage with both.
 
 A stage is a run of blocks (causal attention with rotary positions, then SwiGLU, each behind an RMSNorm); the ends are
-embedding, final norm and head. Read :class:`Stage` and :class:`Ends` first; the layers follow them.
+embedding, final norm and head. Read :class:`Stage` and :class:`Ends` first; the layers follow them. Some blocks may
+have several feed-forwards, of which a token passes some (:mod:`swarm.models.experts`).
 
 Shapes: B microbatch, T sequence, D model width, V vocabulary; in a block H heads, K key/value heads, E head width, F
 feed-forward width. Parameter names are those of the whole model in every piece, so the pieces' states together are the
@@ -18,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarm.errors import BugError
+from swarm.models.balance import targets_counted
 from swarm.models.dropout import dropout
+from swarm.models.experts import STEERED, TOLD, Experts
 from swarm.models.family import PartModule, Work
 from swarm.models.gpt_config import GptConfig
 from swarm.models.packing import packed_mask, packed_positions
@@ -79,6 +82,9 @@ class Stage(Piece):
         super().__init__(model, embedding=spec.embedding, head=spec.head)
         self.blocks = nn.ModuleDict({str(i): Block(model, i) for i in range(spec.first_layer, spec.last_layer)})
         self.rotary = Rotary(model)
+        self.steered, self.told = (
+            frozenset(name for name, _ in self.named_parameters() if name.endswith(end)) for end in (STEERED, TOLD)
+        )
 
     def forward(self, x: Tensor, seed: int | None = None) -> Tensor:
         """Hidden (B, T, D), or int64 tokens (B, T) where the embedding is, → hidden (B, T, D) before norm and head.
@@ -86,8 +92,9 @@ class Stage(Piece):
         ``seed`` keys the dropout (:func:`~swarm.models.dropout.dropout_seed`); None drops nothing.
         """
         hidden = x.to(self.compute_dtype) if self.embedding is None else self.embed(x, seed)
+        weight = self.model.balance_weight * targets_counted() if torch.is_grad_enabled() else 0.0
         for block in self.blocks.values():
-            hidden = self.through(block, partial(block, rotary=self.rotary, seed=seed), hidden)
+            hidden = self.through(block, partial(block, rotary=self.rotary, seed=seed, weight=weight), hidden)
         return hidden
 
 
@@ -197,8 +204,8 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(inner, model.dim, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
-        output: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))  # inner: (B, T, F)
+        """(…, D) → (…, D)."""
+        output: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))  # inner: (…, F)
         return output
 
 
@@ -211,13 +218,16 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(model.dim, model.norm_eps)
         self.attention = Attention(model)
         self.feed_forward_norm = RMSNorm(model.dim, model.norm_eps)
-        self.feed_forward = FeedForward(model)
+        make = partial(FeedForward, model)
+        self.feed_forward = Experts(model, make) if model.has_experts(layer) else make()
 
-    def forward(self, x: Tensor, rotary: Rotary, seed: int | None) -> Tensor:
-        """(B, T, D) → (B, T, D). ``seed`` keys the dropout; None drops nothing."""
+    def forward(self, x: Tensor, rotary: Rotary, seed: int | None, weight: float) -> Tensor:
+        """(B, T, D) → (B, T, D). ``seed`` keys the dropout; None drops nothing, and has experts take all tokens.
+        ``weight`` is that of the experts' balance loss."""
         attended = self.attention(self.attention_norm(x), rotary)
         x = x + dropout(attended, self.dropout, seed=seed, layer=self.layer, place=_AFTER_ATTENTION)
-        fed = self.feed_forward(self.feed_forward_norm(x))
+        normed, layer = self.feed_forward_norm(x), self.feed_forward
+        fed = layer(normed, seed is not None, weight) if isinstance(layer, Experts) else layer(normed)
         return x + dropout(fed, self.dropout, seed=seed, layer=self.layer, place=_AFTER_FEED_FORWARD)
 
 

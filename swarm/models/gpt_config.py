@@ -5,6 +5,7 @@ Shapes: T context length, D model width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Annotated, Literal
 
@@ -17,6 +18,21 @@ from swarm.schema import Section
 
 LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
 """What the linear modules of its layers are called: those that may have adapters."""
+
+
+class BalanceConfig(Section):
+    """``[model.balance]``: what keeps the experts of a layer evenly used."""
+
+    kind: Literal["aux", "bias", "none"] = "aux"
+    """``aux``: a loss beside the model's own; ``bias``: each step makes experts that got less than the mean likelier,
+    the others less, and no loss pulls at the weights; ``none``: nothing."""
+    weight: Annotated[float, Field(ge=0, le=1000)] = 0.01
+    """``aux``: how much the loss weighs against the model's own, in each layer with experts."""
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.001
+    """``bias``: how much likelier a step makes an expert, as a probability."""
+
+
+STANDARD = BalanceConfig()
 
 
 class GptConfig(Section):
@@ -53,7 +69,36 @@ class GptConfig(Section):
     """``stages``: all stages have the same layers, so that any host serves any of them; ``none``: each has its own."""
     delink_at: Annotated[int, Field(ge=0, lt=10**9, exclude_if=operator.not_)] = 0
     """Step with whose close stages share nothing any more: each goes on by itself from what they shared; 0: never."""
+    experts: Annotated[int, Field(ge=0, le=256, exclude_if=operator.not_)] = 0
+    """Experts in place of one feed-forward, each as wide as that: every token goes to some of them; 0: none."""
+    top_k: Annotated[int, Field(ge=1, le=256, exclude_if=lambda value: value == 1)] = 1
+    """Experts that a token goes to."""
+    expert_every: Annotated[int, Field(ge=1, le=512, exclude_if=lambda value: value == 2)] = 2
+    """Every so many blocks one has experts; 1: all have."""
+    capacity: Annotated[float, Field(ge=0, le=256, exclude_if=lambda value: value == 1.25)] = 1.25
+    """Times its even share of a microbatch's tokens that an expert takes in training; further ones pass the layer
+    unchanged. 0: it takes all."""
+    balance: Annotated[BalanceConfig, Field(exclude_if=lambda value: value == STANDARD)] = STANDARD
     lora: Annotated[LoraConfig | None, Field(exclude_if=lambda value: value is None)] = None
+
+    @property
+    def steering(self) -> float:
+        """Return by how much a step steers what chooses experts, where it does; else 0."""
+        return self.balance.rate if self.experts and self.balance.kind == "bias" else 0.0
+
+    @property
+    def balance_weight(self) -> float:
+        """Return what the balance loss of a layer with experts weighs; 0 where there is none."""
+        return self.balance.weight if self.experts and self.balance.kind == "aux" else 0.0
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer of the whole model, counted from 0, has experts."""
+        return self.experts > 0 and (layer + 1) % self.expert_every == 0
+
+    def room(self, tokens: int) -> int:
+        """Return how many of a microbatch's tokens one expert takes in training."""
+        even = self.capacity * self.top_k * tokens / self.experts
+        return min(tokens, math.ceil(even)) if self.capacity else tokens
 
     @property
     def head_dim(self) -> int:
@@ -93,7 +138,30 @@ class GptConfig(Section):
         if self.share != "none" and self.lora is not None:
             why = "adapters are of the layers of one stage"
             raise ConfigError("model.share", self.share, '"none" with model.lora', "Leave it out.", why=why)
+        self._check_experts()
         targets = () if self.lora is None else self.lora.targets
         if targets and not any(name.rpartition(".")[2] in LINEAR for name in targets):
             remedy = "Name some of them, or leave it out for all."
             raise ConfigError("model.lora.targets", ", ".join(targets), ", ".join(LINEAR), remedy)
+
+    def _check_experts(self) -> None:
+        if not self.experts:
+            for key in ("top_k", "expert_every", "capacity", "balance"):
+                if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                    said = value.kind if isinstance(value, BalanceConfig) else value
+                    raise ConfigError(f"model.{key}", said, "nothing where no layer has experts",
+                                      "Set model.experts = 8, or leave it out.")  # fmt: skip
+            return
+        rules: tuple[tuple[str, object, bool, str, str], ...] = (
+            ("experts", self.experts, self.experts > 1, "2 and more, or 0 for none", "one expert is a feed-forward"),
+            ("top_k", self.top_k, self.top_k <= self.experts, f"at most model.experts = {self.experts}", ""),
+            ("expert_every", self.expert_every, self.expert_every <= self.layers,
+             f"at most model.layers = {self.layers}", "no layer would have experts"),
+            ("capacity", self.capacity, not 0 < self.capacity < 1, "1 and more, or 0 for no limit",
+             "below 1 tokens would pass a layer unchanged though its experts are evenly used"),
+            ("lora", self.experts, self.lora is None, "no adapters in a model with experts",
+             "adapters of single experts have no form outside of swarm"),
+        )  # fmt: skip
+        for key, value, fits, allowed, why in rules:
+            if not fits:
+                raise ConfigError(f"model.{key}", value, allowed, "Correct it or leave it out.", why=why)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from swarm.ids import ENDS
+from swarm.models.experts import STEERED, TOLD
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.gpt import Ends, Stage
 from swarm.models.gpt_config import GptConfig
@@ -36,7 +37,33 @@ class GptFamily(ModelFamily):
         blocks = f"{model.layers} block{'' if model.layers == 1 else 's'}"
         until = f" to the end of step {model.delink_at}" if model.delink_at else ""
         shared = "" if model.share == "none" else f", the same in all stages{until}"
-        return f"{blocks} of width {model.dim}, context {model.context}, computed in {model.compute}{shared}"
+        mixed = sum(map(model.has_experts, range(model.layers)))
+        experts = f", {mixed} of them with {model.experts} experts, {model.top_k} a token" if mixed else ""
+        return f"{blocks} of width {model.dim}{experts}, context {model.context}, computed in {model.compute}{shared}"
+
+    @property
+    def mixing(self) -> str:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        model = self._model
+        if not model.experts:
+            return ""
+        kept = {
+            "aux": f"a loss of each layer, of weight {model.balance.weight:g}, keeps experts evenly used",
+            "bias": f"each step makes experts that got too little {model.balance.rate:g} likelier",
+            "none": "nothing keeps experts evenly used",
+        }[model.balance.kind]
+        room = f"{model.capacity:g} times its even share" if model.capacity else "all tokens"
+        return f"{kept}; in training each takes {room} of a microbatch"
+
+    @property
+    def balances(self) -> bool:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.balance_weight > 0
+
+    @property
+    def mixture(self) -> bool:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.experts > 0
 
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`: :class:`~swarm.models.gpt.Ends` or
@@ -49,34 +76,43 @@ class GptFamily(ModelFamily):
         return TensorSpec((rows, sequence, self._model.dim), self._model.compute)
 
     def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
-        """See :class:`~swarm.models.family.ModelFamily`. Norms are 1; matrices normal with deviation 0.02, those that
-        write to the residual stream divided by √(2·layers) (GPT-2, Radford et al. 2019, §2.3)."""
+        """See :class:`~swarm.models.family.ModelFamily`. Norms are 1, tallies 0; matrices normal with deviation 0.02,
+        those that write to the residual stream divided by √(2·layers) (GPT-2, Radford et al. 2019, §2.3)."""
         shapes = {name: tuple(p.shape) for name, p in self.build(spec or self.whole).named_parameters()}
         return {name: _draw(self._model, seed, name, shape) for name, shape in shapes.items()}
 
     def cost(self, spec: PartSpec, sequence: int) -> PartCost:
         """See :class:`~swarm.models.family.ModelFamily`.
 
-        The forward is its matrices, and causal attention over half of ``sequence`` on average (scores and mixing:
-        2 · 2 · D · T/2). Norms, rotary and activations are left out: below 1 % from D = 512 on.
+        The forward is its matrices, those of as many experts as a token passes, and causal attention over half of
+        ``sequence`` on average (scores and mixing: 2 · 2 · D · T/2). Norms, rotary and activations are left out: below
+        1 % from D = 512 on.
         """
         model, layers = self._model, spec.last_layer - spec.first_layer
-        narrow = model.key_value_heads * model.head_dim
-        block = 2 * model.dim * (model.dim + narrow) + 3 * model.dim * model.feed_forward_dim
-        table = model.vocab_size * model.dim
-        matrices = layers * block + spec.head * table
+        mixed = sum(map(model.has_experts, range(spec.first_layer, spec.last_layer)))
+        narrow, feed_forward = model.key_value_heads * model.head_dim, 3 * model.dim * model.feed_forward_dim
+        attention, router = 2 * model.dim * (model.dim + narrow), model.experts * model.dim
+        table, ends = model.vocab_size * model.dim, spec.head * model.dim
+        held = layers * attention + (layers - mixed) * feed_forward + mixed * (model.experts * feed_forward + router)
+        used = layers * attention + (layers - mixed) * feed_forward + mixed * (model.top_k * feed_forward + router)
+        tallies = mixed * (model.experts * (model.steering > 0) + 2 * (model.capacity > 0))
         return PartCost(
-            parameters=layers * (block + 2 * model.dim) + spec.embedding * table + spec.head * (table + model.dim),
-            forward_flops=2 * matrices + layers * 2 * model.dim * sequence,
+            parameters=held + layers * 2 * model.dim + tallies + (spec.embedding + spec.head) * table + ends,
+            idle=held - used,
+            forward_flops=2 * (used + spec.head * table) + layers * 2 * model.dim * sequence,
         )
+
+    def used_share(self, name: str, parameter: Tensor) -> float:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.top_k / self._model.experts if _EXPERT in name else 1.0
 
     def export_config(self) -> dict[str, Any]:
         """See :class:`~swarm.models.family.ModelFamily`: it is a Llama, with rotary halves, grouped keys and values,
-        SwiGLU, no biases and an untied head. Keys that version 4 of transformers knows too."""
+        SwiGLU, no biases and an untied head; with experts an ERNIE 4.5, whose router chooses by probability and bias.
+        Keys that version 4 of transformers knows too."""
         model = self._model
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            **(_ERNIE | _ernie_experts(model) if model.experts else _LLAMA),
             "vocab_size": model.vocab_size,
             "hidden_size": model.dim,
             "intermediate_size": model.feed_forward_dim,
@@ -88,15 +124,19 @@ class GptFamily(ModelFamily):
             "max_position_embeddings": model.context,
             "rope_theta": model.rope_theta,
             "rms_norm_eps": model.norm_eps,
-            "attention_bias": False,
-            "mlp_bias": False,
             "tie_word_embeddings": False,
             "initializer_range": _STD,
         }
 
     def export_weights(self, spec: PartSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See :class:`~swarm.models.family.ModelFamily`: the same tensors under a Llama's names."""
-        return {_llama_name(name): tensor for name, tensor in weights.items()}
+        """See :class:`~swarm.models.family.ModelFamily`: the same tensors under a Llama's names; of an ERNIE, whose
+        rotary pairs are neighbours, queries and keys in another order."""
+        if not self._model.experts:
+            return {_llama_name(name): tensor for name, tensor in weights.items()}
+        mixed = filter(self._model.has_experts, range(spec.first_layer, spec.last_layer))
+        sent = {f"blocks.{layer}{STEERED}": torch.zeros(self._model.experts) for layer in mixed}
+        sent |= {name: tensor for name, tensor in weights.items() if not name.endswith(TOLD)}
+        return {_ernie_name(name): _as_ernie(self._model, name, tensor) for name, tensor in sent.items()}
 
     def exported_module(self, path: str) -> str:
         """See :class:`~swarm.models.family.ModelFamily`."""
@@ -109,10 +149,13 @@ class GptFamily(ModelFamily):
 
 
 _STD = 0.02
-_RESIDUAL = (".attention.output.weight", ".feed_forward.down.weight")
+_RESIDUAL = (".attention.output.weight", ".down.weight")
+_EXPERT = ".feed_forward.experts."
 
 
 def _draw(model: GptConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    if name.endswith((STEERED, TOLD)):
+        return torch.zeros(shape, dtype=torch.float32)
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.float32)
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
@@ -125,6 +168,12 @@ def _draw(model: GptConfig, seed: int, name: str, shape: tuple[int, ...]) -> Ten
 # --- a Llama's names -------------------------------------------------------------------------------------------------
 
 
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "mlp_bias": False,
+}
 _LLAMA_ENDS = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _LLAMA_LAYER = {
     "attention_norm": "input_layernorm",
@@ -146,3 +195,47 @@ def _llama_name(name: str) -> str:
         return f"{_LLAMA_ENDS[module]}.{leaf}"
     _, number, inner = module.split(".", 2)
     return f"model.layers.{number}.{_LLAMA_LAYER[inner]}.{leaf}"
+
+
+# --- an ERNIE's ------------------------------------------------------------------------------------------------------
+
+
+_ERNIE = {"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "use_bias": False}
+
+
+def _ernie_experts(model: GptConfig) -> dict[str, Any]:
+    """Return what a config says of experts. Probabilities of those that a token passes are divided by their sum, but by
+    no less than ``moe_norm_min``: with 1, which no sum exceeds, they are weighed as here."""
+    return {
+        "moe_intermediate_size": model.feed_forward_dim,
+        "moe_k": model.top_k,
+        "moe_num_experts": model.experts,
+        "moe_num_shared_experts": 0,
+        "moe_layer_start_index": 0,
+        "moe_layer_end_index": model.layers - 1,
+        "moe_layer_interval": model.expert_every,
+        "moe_norm_min": 1.0,
+    }
+
+
+def _ernie_name(name: str) -> str:
+    """Return what an ERNIE calls the parameter of this name."""
+    layer, _, inner = name.partition(".feed_forward.")
+    if inner == "bias":
+        return f"model.layers.{layer.split('.')[1]}.mlp.moe_statics.e_score_correction_bias"
+    if inner == "router.weight":
+        return f"model.layers.{layer.split('.')[1]}.mlp.gate.weight"
+    if not inner.startswith("experts."):
+        return _llama_name(name)
+    _, number, rest = inner.split(".", 2)
+    return _llama_name(f"{layer}.feed_forward.{rest}").replace(".mlp.", f".mlp.experts.{number}.")
+
+
+def _as_ernie(model: GptConfig, name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor as an ERNIE has it. Its heads rotate neighbours, ours the halves of a head."""
+    if name.endswith(STEERED):
+        return tensor.unsqueeze(0)
+    if not name.endswith((".attention.query.weight", ".attention.key.weight")):
+        return tensor
+    halves = tensor.view(-1, 2, model.head_dim // 2, model.dim)
+    return halves.transpose(1, 2).reshape(tensor.shape)

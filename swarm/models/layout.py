@@ -49,8 +49,8 @@ class FlatLayout:
     ``vectors`` are the names of the state's flat vectors, the parameters first: which there are is the optimizer's.
 
     Two are equal that have the same slots and vectors. ``decayed``, what weight decay pulls at, ``matrices``, those of
-    the layers, and ``buffers``, what has no gradient, are known to who trains the part; a state that was stored or
-    downloaded does not say them.
+    the layers, ``buffers``, what has no gradient, and the tallies (:attr:`swarm.models.family.PartModule.steered`) are
+    known to who trains the part; a state that was stored or downloaded does not say them.
     """
 
     slots: tuple[Slot, ...]
@@ -58,6 +58,8 @@ class FlatLayout:
     decayed: frozenset[str] = field(default=frozenset(), compare=False)
     buffers: frozenset[str] = field(default=frozenset(), compare=False)
     matrices: frozenset[str] = field(default=frozenset(), compare=False)
+    steered: frozenset[str] = field(default=frozenset(), compare=False)
+    told: frozenset[str] = field(default=frozenset(), compare=False)
     vectors: tuple[str, ...] = VECTORS
 
     @classmethod
@@ -66,7 +68,13 @@ class FlatLayout:
         held = state_of(module)
         slots = cls.from_shapes(((name, tuple(tensor.shape)) for name, tensor in held.items()), decayed)
         trained = {name for name, _ in module.named_parameters()}
-        return replace(slots, buffers=frozenset(held.keys() - trained), matrices=frozenset(matrices))
+        return replace(
+            slots,
+            buffers=frozenset(held.keys() - trained),
+            matrices=frozenset(matrices),
+            steered=getattr(module, "steered", frozenset()),
+            told=getattr(module, "told", frozenset()),
+        )
 
     def kept_by(self, vectors: tuple[str, ...]) -> FlatLayout:
         """Return the same for the state of an optimizer that keeps these vectors."""

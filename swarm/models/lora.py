@@ -110,6 +110,7 @@ class LoraFamily(ModelFamily):
         return PartCost(
             parameters=trained,
             forward_flops=whole.forward_flops + 2 * trained,
+            idle=whole.idle,
             frozen=whole.parameters,
             frozen_bytes=base.bytes,
             frozen_held=base.bytes + sum(tensor.numel() * tensor.element_size() for tensor in copied),

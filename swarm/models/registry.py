@@ -77,6 +77,19 @@ def delinked_at(model: ModelConfig) -> int:
     return step
 
 
+def expert_interval(model: ModelConfig) -> int:
+    """Return every how many layers one has experts of our own (:mod:`swarm.models.experts`), so that parts of the model
+    may have tallies; 0 where none has."""
+    every: int = getattr(model, "expert_every", 0)  # a family that has no such key has none
+    return every if getattr(model, "experts", 0) else 0
+
+
+def steering(model: ModelConfig) -> float:
+    """Return by how much a step steers what chooses the model's experts; 0 where none does."""
+    rate: float = getattr(model, "steering", 0.0)
+    return rate
+
+
 # --- the manifest's [model] ------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,7 @@ in 64 bits: gradients as multiples of a power of two far below the largest, step
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,33 +71,34 @@ class Adafactor:
         check_mean(mean, state)
         clip, decay = single(numbers.clip), single(1.0 - numbers.lr * self.config.weight_decay)
         after, kept_in = torch.zeros_like(state[1]), layout.kept_in(FACTORS)
-        divisors, runs, end = list[_Divisor](), list[ElementRun](), 0
+        runs, end = list[ElementRun](), 0
         for slot, place in zip(layout.slots, kept_in.slots, strict=True):
             gradient = _Gradient(mean[slot.offset : slot.offset + slot.elements], clip, *_matrices(slot.shape))
             kept = slice(place.offset, place.offset + place.elements)
             after[kept] = self._decayed(state[1][kept], gradient.mean_squares())
-            divisors.append(self._divisor(slot.offset, gradient, after[kept], numbers.step))
-            rate = single(numbers.lr / max(1.0, _length(gradient, divisors[-1])))
+            divisor = self._divisor(gradient, after[kept], numbers.step)
+            rate = single(numbers.lr / max(1.0, _length(gradient, divisor)))
             shrink = decay if slot.name in layout.decayed else 1.0
             runs += [ElementRun(end, slot.offset, stay)] if end < slot.offset else []
             end = slot.offset + slot.elements
-            runs.append(ElementRun(slot.offset, end, partial(_step, clip, rate, shrink)))
+            step = partial(_step, clip, rate, shrink)
+            runs.append(ElementRun(slot.offset, end, step, (gradient.mean, divisor)))
         runs += [ElementRun(end, layout.elements, stay)] if end < layout.elements else []
-        return StepPlan((mean.contiguous(), partial(_divisors, divisors)), tuple(runs), settled={1: after})
+        return StepPlan((mean,), tuple(runs), settled={1: after})
 
     def _decayed(self, before: Tensor, found: Tensor) -> Tensor:
         beta, rest = single(self.config.beta2), single(1.0 - self.config.beta2)
         return torch.add(torch.mul(before, beta), torch.mul(found, rest))
 
-    def _divisor(self, offset: int, gradient: _Gradient, factors: Tensor, step: int) -> _Divisor:
+    def _divisor(self, gradient: _Gradient, factors: Tensor, step: int) -> _Divisor:
         correction, eps = 1.0 / (1.0 - power(self.config.beta2, step)), single(self.config.eps)
         if not gradient.columns:
-            return _Divisor(offset, gradient, root(torch.mul(factors, single(correction))), None, eps)
+            return _Divisor(gradient, root(torch.mul(factors, single(correction))), None, eps)
         by_row, by_column = factors[: gradient.all_rows].clone(), factors[gradient.all_rows :].clone()
         for rows in by_row.view(gradient.matrices, -1):
             usual = math.fsum(rows.tolist()) / gradient.rows
             rows.mul_(single(correction / usual) if usual > LEAST else 0.0)
-        return _Divisor(offset, gradient, root(by_row), root(by_column).view(gradient.matrices, -1), eps)
+        return _Divisor(gradient, root(by_row), root(by_column).view(gradient.matrices, -1), eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,14 @@ class _Divisor:
     """What a tensor's gradient is divided by, √(r·c / mean(r)) + eps, made a piece at a time: ``by_row`` (all rows,)
     and ``by_column`` (matrices, columns), None where it is no matrix."""
 
-    offset: int
     gradient: _Gradient
     by_row: Tensor
     by_column: Tensor | None
     eps: float
 
-    def piece(self, start: int, stop: int) -> Tensor:
-        """Return that of the tensor's elements from ``start`` to ``stop``."""
+    def __getitem__(self, piece: slice) -> Tensor:
+        """See :class:`~swarm.optim.update.Source`."""
+        start, stop = piece.start, piece.stop
         if self.by_column is None:
             return torch.add(self.by_row[start:stop], self.eps)
         width = self.gradient.columns
@@ -172,18 +172,11 @@ class _Divisor:
         return block.flatten()[start - first * width : stop - first * width]
 
 
-def _divisors(divisors: Sequence[_Divisor], piece: slice) -> Tensor:
-    """Return what the elements of a piece are divided by, which lie in one tensor, or in a gap behind it."""
-    of = divisors[max(0, bisect_right(divisors, piece.start, key=lambda one: one.offset) - 1)]
-    elements = len(of.gradient.mean)
-    return of.piece(min(piece.start - of.offset, elements), min(piece.stop - of.offset, elements))
-
-
 def _length(gradient: _Gradient, divisor: _Divisor) -> float:
     """Return the root mean square of what a step of learning rate 1 would be."""
     total, width = 0, max(1, gradient.columns)
     for _, place, block in gradient.blocks():
-        moved = _moved(block.flatten(), divisor.piece(place.start * width, place.stop * width))
+        moved = _moved(block.flatten(), divisor[place.start * width : place.stop * width])
         whole = moved.double().mul_(GRID).round_().to(torch.int64)
         total += int(whole.mul_(whole).sum())
     return math.sqrt(total) / GRID / math.sqrt(max(1, len(gradient.mean)))

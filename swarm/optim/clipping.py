@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 
-from swarm.ids import PartName
+from swarm.ids import PartName, stage_of
 
 CLIP_EPSILON = 1e-6
 """Keeps the division defined for a zero norm; the same as ``torch.nn.utils.clip_grad_norm_`` uses."""
 
 FAR_OUT = 64.0
-"""So many times the lower median of the parts' norms is no honest part's. (Measured, in small models of one to four
+"""So many times the lower median of the stages' norms is no honest part's. (Measured, in small models of one to four
 stages: at most 12.)"""
 
 SMALLEST = 2.0**-126
@@ -61,10 +61,10 @@ def clip_parts(sq_norms: Mapping[PartName, float], clip_norm: float) -> Clipping
 
     A part far out is scaled to what is usual, or to what it would be clipped to if it were alone: whichever is larger.
     So where the *others* are the liars, with norms of next to nothing, it loses no more than the clip factor takes
-    anyway; and where it is the liar, the others are clipped as if its norm were like theirs, or ``clip_norm``.
+    anyway; and where it is the liar, the others are clipped as if its norm were like theirs, or ``clip_norm``. All
+    parts of a stage count as one: of several that share its microbatches each may have seen few, and be short for that.
     """
-    usual = median_low([math.sqrt(square) for square in sq_norms.values() if square > 0.0] or [0.0])
-    total, caps = 0.0, {}
+    usual, total, caps = _usual_norm(sq_norms), 0.0, {}
     for part, square in sorted(sq_norms.items()):
         norm = math.sqrt(square)
         if norm > FAR_OUT * usual and (kept := max(usual, min(norm, clip_norm))) < norm:
@@ -73,6 +73,16 @@ def clip_parts(sq_norms: Mapping[PartName, float], clip_norm: float) -> Clipping
         total += square
     norm = math.sqrt(total)
     return Clipping(norm, clip_factor(norm, clip_norm), caps)
+
+
+def _usual_norm(sq_norms: Mapping[PartName, float]) -> float:
+    stages = dict[PartName | int, float]()
+    for part, square in sorted(sq_norms.items()):
+        stage = stage_of(part)
+        one = part if stage is None else stage
+        stages[one] = stages.get(one, 0.0) + square
+    squares = (stages if len(stages) > 1 else sq_norms).values()
+    return median_low([math.sqrt(square) for square in squares if square > 0.0] or [0.0])
 
 
 def usual_lengths(before: Lengths, said: Iterable[Lengths]) -> Lengths:

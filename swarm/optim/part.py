@@ -25,6 +25,7 @@ from torch import Tensor
 from swarm.columns import joined
 from swarm.errors import BugError, Refused, StateError, WrongStep
 from swarm.ids import PartName, StepWork
+from swarm.models.experts import TALLY
 from swarm.models.family import PartModule
 from swarm.models.layout import FlatLayout, install_weights, refresh_weights
 from swarm.models.lora import Stored, frozen_tensors, install_base
@@ -411,6 +412,15 @@ class TrainedPart(PartState):
     def words(self, step: int, trainers: Sequence[str]) -> tuple[int, ...]:
         """See :meth:`~swarm.optim.accumulate.Accumulator.words`. Raises WrongStep."""
         return self._sums[step].words(trainers)
+
+    def dropped(self, step: int) -> tuple[int, int]:
+        """Return how many choices of experts found no room, of how many, in what is accumulated in an open step; twice
+        0 where room is not limited. Raises WrongStep."""
+        counts, views = torch.zeros(2, dtype=torch.float64), self.layout.views(self._sums[step].total)
+        for name in self.layout.told:
+            counts += views[name].double().cpu() / TALLY
+        without, of = counts.round().tolist()
+        return int(without), int(of)
 
     def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """Undo an accumulation; see :meth:`~swarm.optim.accumulate.Accumulator.remove`."""

@@ -49,17 +49,22 @@ ElementStep = Callable[[Vectors, Vectors, Vectors], None]
 which may be the state before. Each element depends on the same one of the others only."""
 
 
-@dataclass(frozen=True, slots=True)
+class Source(Protocol):
+    """What a step reads beside the state: a vector, or what makes a piece of one."""
+
+    def __getitem__(self, piece: slice, /) -> Tensor:
+        """These elements."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ElementRun:
-    """The elements from ``start`` to ``stop``, to all of which the same is done."""
+    """The elements from ``start`` to ``stop``, to all of which the same is done. ``sources`` are what the step
+    reads of these elements in place of the plan's; none: the plan's."""
 
     start: int
     stop: int
     step: ElementStep
-
-
-Source = Tensor | Callable[[slice], Tensor]
-"""What a step reads beside the state: a vector, or what makes a piece of one."""
+    sources: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,17 +78,15 @@ class StepPlan:
     first: int = 0
     settled: Mapping[int, Tensor] = field(default_factory=dict)
 
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[slice, ElementStep]]:
-        """Return what is done from ``start`` to ``stop``, in order, a chunk at most at once."""
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[slice, ElementStep, Vectors]]:
+        """Return what is done from ``start`` to ``stop``, in order, a chunk at most at once, and with what sources."""
         for run in self.runs:
+            sources, origin = (run.sources, run.start) if run.sources else (self.sources, self.first)
             first, last = max(start, run.start), min(stop, run.stop)
             for begin in range(first, last, CHUNK_ELEMENTS):
-                yield slice(begin, min(begin + CHUNK_ELEMENTS, last)), run.step
-
-    def sources_of(self, piece: slice) -> Vectors:
-        """Return the sources of these elements."""
-        place = slice(max(0, piece.start - self.first), max(0, piece.stop - self.first))
-        return tuple(one[place] if isinstance(one, Tensor) else one(place) for one in self.sources)
+                end = min(begin + CHUNK_ELEMENTS, last)
+                place = slice(max(0, begin - origin), max(0, end - origin))
+                yield slice(begin, end), run.step, tuple(one[place] for one in sources)
 
     def made(self, state: Vectors) -> Vectors:
         """Return the vectors of a state that the runs make."""
@@ -91,7 +94,8 @@ class StepPlan:
 
     def tensors(self) -> list[Tensor]:
         """Return what is held for it."""
-        return [*(one for one in self.sources if isinstance(one, Tensor)), *self.settled.values()]
+        sources = (*self.sources, *(one for run in self.runs for one in run.sources))
+        return [*(one for one in sources if isinstance(one, Tensor)), *self.settled.values()]
 
 
 class Update(Protocol):
@@ -136,8 +140,8 @@ def take_step(plan: StepPlan, state: Vectors, after: Vectors) -> None:
     old, new = plan.made(state), plan.made(after)
 
     def make(first: int, last: int) -> None:
-        for piece, step in plan.pieces(first * CHUNK_ELEMENTS, last * CHUNK_ELEMENTS):
-            step(_cut(old, piece), plan.sources_of(piece), _cut(new, piece))
+        for piece, step, sources in plan.pieces(first * CHUNK_ELEMENTS, last * CHUNK_ELEMENTS):
+            step(_cut(old, piece), sources, _cut(new, piece))
 
     _share(-(-len(state[0]) // CHUNK_ELEMENTS), make)
     for number, vector in plan.settled.items():
@@ -163,9 +167,9 @@ def hashes_after(plan: StepPlan, state: Vectors) -> bytes:
         for chunk in range(first, last):
             start = chunk * size
             stop = min(start + size, elements)
-            for piece, step in plan.pieces(start, stop):
+            for piece, step, sources in plan.pieces(start, stop):
                 new = scratch[:, piece.start - start : piece.stop - start]
-                step(_cut(old, piece), plan.sources_of(piece), tuple(new))
+                step(_cut(old, piece), sources, tuple(new))
             place = slice(HASH_BYTES * chunk, HASH_BYTES * (chunk + 1))
             for vector, own in zip(scratch[:, : stop - start], hashes, strict=True):
                 own[place] = hash_of(vector.view(torch.uint8).numpy().data)

@@ -28,8 +28,9 @@ def training_flops_per_token(model: ModelConfig, spec: PartSpec, sequence: int) 
 
 
 def palm_flops_per_token(model: ModelConfig, sequence: int) -> int:
-    """Forward and backward as PaLM counts them for its MFU: 6N + 12·L·D·T, with N all parameters, both ends among them,
-    and attention as if it looked at every token of a row (Chowdhery et al., arXiv 2204.02311, appendix B).
+    """Forward and backward as PaLM counts them for its MFU: 6N + 12·L·D·T, with N all parameters, both ends among them
+    and of experts those that a token passes, and attention as if it looked at every token of a row (Chowdhery et al.,
+    arXiv 2204.02311, appendix B).
 
     What is really computed is less, :func:`training_flops_per_token` of the whole model: an embedding computes nothing,
     and causal attention looks at half of a row.
@@ -41,7 +42,9 @@ def palm_part_flops(model: ModelConfig, spec: PartSpec, sequence: int) -> int:
     """Count forward and backward of one part for a token, as :func:`palm_flops_per_token` does of all."""
     family = family_of(model)
     width, cost = family.boundary(1, 1).shape[-1], family.cost(spec, sequence)
-    return 6 * (cost.parameters + cost.frozen) + 12 * (spec.last_layer - spec.first_layer) * width * sequence
+    return (
+        6 * (cost.parameters + cost.frozen - cost.idle) + 12 * (spec.last_layer - spec.first_layer) * width * sequence
+    )
 
 
 # --- what training a part holds --------------------------------------------------------------------------------------

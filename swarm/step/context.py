@@ -68,7 +68,8 @@ class MemberContext:
     that watches nobody. ``catch_up`` prepares the result of a decided record
     whose rounds were made without this peer (:mod:`swarm.membership.catching_up`). ``knows`` says whether a checkpoint
     on this disk has that record, ``leaving`` whether this peer was asked to leave; ``copied`` are the parts of which it
-    keeps a copy just as it was after a step. ``events`` hear of records that no member can accept.
+    keeps a copy just as it was after a step. ``events`` hear of records that no member can accept, and
+    of what a step's experts had no room for.
     """
 
     me: PeerId

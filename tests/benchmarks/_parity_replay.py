@@ -21,11 +21,12 @@ from swarm.columns import takes
 from swarm.config import Manifest
 from swarm.consensus.records import Contribution
 from swarm.ids import MicrobatchId, PartName, PeerId
+from swarm.models.balance import weighed
 from swarm.models.dropout import dropout_seed
 from swarm.models.layout import FlatLayout, install_weights
 from swarm.models.lora import Stored, install_base
 from swarm.models.packing import packed
-from swarm.models.registry import family_of
+from swarm.models.registry import family_of, steering
 from swarm.optim.accumulate import Accumulator
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
@@ -125,7 +126,7 @@ class ExactLoop:
 
     def __init__(self, manifest: Manifest, files: Path | None = None, base: Mapping[str, Stored] | None = None) -> None:
         """``files`` are the model's, ``base`` the frozen weights of a run that trains adapters."""
-        self._config, self._steps = manifest.optimizer, manifest.run.steps
+        self._config, self._steps, self._rate = manifest.optimizer, manifest.run.steps, steering(manifest.model)
         family = family_of(manifest.model)
         self._model = family.build(family.whole)
         weights = family.initial_weights(manifest.run.seed, files=files)
@@ -142,7 +143,7 @@ class ExactLoop:
         loss_sums, tokens = [], 0
         for sample in samples:
             install_weights(self._model, self.weights(sample.choice), requires_grad=True)
-            with packed(sample.positions):
+            with packed(sample.positions), weighed(int((sample.targets >= 0).sum())):
                 total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
             named = self._model.trained_of()
             gradients = dict(zip(named, torch.autograd.grad(total, list(named.values())), strict=True))
@@ -156,9 +157,24 @@ class ExactLoop:
         clip = clip_factor([float(mean.double().square().sum()) for mean in means.values()], self._config.clip_norm)
         numbers = StepNumbers(step=number, lr=scheduled_lr(self._config, number, self._steps), clip=clip)
         for name, part in fed.items():  # the others stay as they are
-            part.state = adamw_step(part.state, means[name], part.layout, self._config, numbers)
+            after = adamw_step(part.state, means[name], part.layout, self._config, numbers)
+            part.state = self._steered(part, means[name], after)
         digests = {str(name): part.closed(number) for name, part in self._parts.items()}
         return ReplayedStep(tuple(loss_sums), tokens, digests)
+
+    def _steered(self, part: _PartLoop, mean: Tensor, after: AdamWState) -> AdamWState:
+        """Take back what the optimizer made of counts of tokens, and steer by them: who has less than the mean gets the
+        rate more."""
+        for slot in part.layout.slots:
+            if slot.name not in part.layout.steered | part.layout.told:
+                continue
+            place = slice(slot.offset, slot.offset + slot.elements)
+            for vector, before in zip(after, part.state, strict=True):
+                vector[place] = before[place]
+            if slot.name in part.layout.steered:
+                counts = mean[place].double()
+                after.params[place] += torch.sign(counts.mean() - counts).float() * self._rate
+        return after
 
     def _passed(self, choice: int) -> list[_PartLoop]:
         return [part for name, part in self._parts.items() if takes(name, choice)]

@@ -17,6 +17,7 @@ from peers.chaos.plan import On, Strike
 from peers.home.run_directory import RunDirectory
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord
+from swarm.events import ChoicesDropped
 from swarm.sim.links import Links
 from tests.benchmarks._parity_replay import ExactLoop, replay
 from tests.benchmarks._parity_run import TrainedRun, read_history
@@ -84,6 +85,22 @@ def test_run_whose_host_trainer_and_founder_are_killed_trains_the_plain_loops_bi
     run, swarm = lived(tmp_path, *KILLS)
     assert {name for name in swarm.peers if swarm.is_dead(name)} == {"host-1", "trainer-1", "bootstrap"}
     assert differing(run, run.records) == []
+
+
+@pytest.mark.promise("experts 0.0 with kills")
+@pytest.mark.parametrize("kind", ["aux", "bias"])
+def test_run_with_experts_trains_the_plain_loops_bits_though_a_host_is_killed(tmp_path: Path, kind: str) -> None:
+    """What experts got, by which a step steers, is counted once like the gradients; so is what they had no room for."""
+    balance = {"kind": kind, "rate": 0.01, "weight": 0.1}
+    experts = {"experts": 4, "expert_every": 1, "capacity": 1.0, "balance": balance}
+    run, swarm = lived(tmp_path, *KILLS[:1], BACK, model=SMALL["model"] | experts)
+    assert swarm.is_dead("host-1")
+    assert differing(run, run.records) == []
+    told = [event for host in ("host-0", "host-2", "host-3") for event in swarm.peers[host].events.of(ChoicesDropped)]
+    steps = {step: [event for event in told if event.step == step] for step in range(1, STEPS + 1)}
+    whole = [each for each in steps.values() if sum(event.choices for event in each) == 2 * 4 * 8]
+    assert whole, "where all hosts of a step tell, they tell of the tokens of four microbatches at two stages"
+    assert any(event.dropped for event in told)
 
 
 @pytest.mark.promise("variants 0.0 with kills")

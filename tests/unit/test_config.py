@@ -381,6 +381,43 @@ def test_variants_that_no_microbatch_finds_or_nobody_holds_are_refused(
     assert caught.value.key == key
 
 
+MIXED = {"layers": 4, "experts": 4}
+STEERED = MIXED | {"balance": {"kind": "bias"}}
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("model.top_k", {"model": {"top_k": 2}}),
+        ("model.expert_every", {"model": {"expert_every": 1}}),
+        ("model.capacity", {"model": {"capacity": 2.0}}),
+        ("model.balance", {"model": {"balance": {"kind": "none"}}}),
+        ("model.experts", {"model": {"experts": 1}}),
+        ("model.top_k", {"model": {**MIXED, "top_k": 5}}),
+        ("model.expert_every", {"model": {**MIXED, "expert_every": 5}}),
+        ("model.capacity", {"model": {**MIXED, "capacity": 0.5}}),
+        ("model.balance.kind", {"model": {**MIXED, "balance": {"kind": "even"}}}),
+        ("model.lora", {"model": {**MIXED, "lora": {"rank": 4}}}),
+        ("model.expert_every", {"model": {**MIXED, "layers": 6, "share": "stages"}}),
+        ("averaging.codec", {"model": STEERED, "averaging": {"codec": "int8"}}),
+        ("averaging.codec", {"model": STEERED, "averaging": {"codec": "int4h"}}),
+        ("averaging.mode", {"model": STEERED, "averaging": {"mode": "local"}}),
+    ],
+)
+def test_experts_that_cannot_be_trained_are_refused(key: str, sections: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(document(**sections), "a test")
+    assert caught.value.key == key
+
+
+def test_manifest_without_experts_says_nothing_of_them_and_one_with_them_has_another_id() -> None:
+    plain, mixed = (parse_manifest(document(model=model), "a test") for model in ({"layers": 4}, MIXED))
+    assert not {"experts", "top_k", "expert_every", "capacity", "balance"} & plain.model_dump()["model"].keys()
+    assert mixed.run_id not in (plain.run_id, parse_manifest(document(model=STEERED), "a test").run_id)
+    aside = {"averaging": {"codec": "int8"}}
+    assert parse_manifest(document(model=MIXED, **aside), "a test").averaging.codec == "int8"
+
+
 GPT = {"layers": 4, "share": "stages", "delink_at": 5}
 
 

@@ -115,6 +115,11 @@ class HfConfig(Section):
     """Begin with random weights, not with those of the files."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Implementation of attention that the family runs with."""
+    experts_implementation: Annotated[
+        Literal["grouped_mm", "eager"], Field(exclude_if=lambda value: value == "grouped_mm")
+    ] = "grouped_mm"
+    """Implementation of a mixture's experts that the family runs with: ``grouped_mm`` multiplies by all at once,
+    ``eager`` by one after the other."""
     compute: DType = "float32"
     """Data type of the blocks."""
     config: Annotated[str, StringConstraints(max_length=MAX_CONFIG_BYTES)]
@@ -125,6 +130,11 @@ class HfConfig(Section):
     def balanced(self) -> bool:
         """Return whether the config asks for the balance loss of a mixture's experts."""
         return json.loads(self.config).get("output_router_logits") is True
+
+    @property
+    def has_experts(self) -> bool:
+        """Return whether it is a mixture."""
+        return any(number > 1 for number in numbers_of(json.loads(self.config), EXPERT_KEYS))
 
     def check(self) -> None:
         """Check the config and that the other keys are those that it gives. Raises ConfigError."""
@@ -137,6 +147,9 @@ class HfConfig(Section):
             why = "its layers use the weights of linear modules without calling them, where an adapter would be"
             remedy = "Train all of its weights, or take another model."
             raise ConfigError("model.lora", self.architecture, "another kind of model", remedy, why=why)
+        if self.experts_implementation != "grouped_mm" and not self.has_experts:
+            raise ConfigError("model.experts_implementation", self.experts_implementation,
+                              "nothing where the model has no experts", "Leave it out.")  # fmt: skip
         if self.config != canonical(theirs):
             raise _refused("model.config", self.config[:80], "canonical JSON: sorted keys and no spaces")
         largest = max((n for n in numbers_of(theirs, POSITION_KEYS)), default=self.context)

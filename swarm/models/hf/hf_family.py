@@ -94,15 +94,16 @@ class HfFamily(ModelFamily):
         ``sequence``. The shapes are those of a build without weights: a second or two for the first part of a model.
         """
         part = self._part(spec, self._model)
-        used, tables = 0.0, _tables(part)
+        used, idle, tables = 0.0, 0.0, _tables(part)
         for name, parameter in part.named_parameters():
             if parameter.ndim >= 2 and name not in tables:
-                used += parameter.numel() * self.used_share(name, parameter)
+                share = self.used_share(name, parameter)
+                used, idle = used + parameter.numel() * share, idle + parameter.numel() * (1 - share)
         if spec.head and not any(n.startswith("model.lm_head") for n, _ in part.named_parameters()):
             used += self._model.width * self._model.vocab_size  # tied to the table
         attention = (spec.last_layer - spec.first_layer) * 2 * self._model.width * sequence
         elements = sum(tensor.numel() for tensor in state_of(part).values())
-        return PartCost(parameters=elements, forward_flops=int(2 * used) + attention)
+        return PartCost(parameters=elements, forward_flops=int(2 * used) + attention, idle=round(idle))
 
     def used_share(self, name: str, parameter: Tensor) -> float:
         """See :class:`~swarm.models.family.ModelFamily`."""
@@ -158,8 +159,9 @@ def _anatomy(dumped: str) -> Anatomy:
 
 
 def _in_float32(model: HfConfig) -> HfConfig:
-    """Return the model in the dtype of master weights and files, whatever it is computed in."""
-    return model.model_copy(update={"compute": "float32", "lora": None})
+    """Return the model in the dtype of master weights and files, whatever it is computed in and with; experts one after
+    the other cannot be followed without data."""
+    return model.model_copy(update={"compute": "float32", "lora": None, "experts_implementation": "grouped_mm"})
 
 
 def require_transformers() -> None:

@@ -106,14 +106,14 @@ def skeleton(model: HfConfig) -> Any:
         ConfigError: transformers cannot build it, or its buffers are too large.
     """
     with _one_builds:
-        return copy.deepcopy(_built(model.config, model.attention, model.compute))
+        return copy.deepcopy(_built(model.config, model.attention, model.experts_implementation, model.compute))
 
 
 _one_builds = threading.Lock()
 
 
 @lru_cache(maxsize=2)
-def _built(config: str, attention: str, compute: str) -> Any:
+def _built(config: str, attention: str, experts: str, compute: str) -> Any:
     theirs = their_config(config)
     try:
         with _parameters_on_meta(), _LargeOnMeta():
@@ -125,7 +125,7 @@ def _built(config: str, attention: str, compute: str) -> Any:
     except Exception as error:  # noqa: BLE001 - whatever its own checks raise
         raise _unusable(config, error) from None
     if module._can_set_experts_implementation():  # sums in one order: the other's differ from time to time on a GPU
-        module.set_experts_implementation("grouped_mm")
+        module.set_experts_implementation(experts)
     module.tie_weights()
     module.eval()  # no dropout: torch's would not repeat on another device
     return module

@@ -18,7 +18,7 @@ from swarm.consensus.faults import barred_words
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, Ending, OutOfSync, Refused, RunEnded, Violation, WrongStep
-from swarm.events import RecordRefused
+from swarm.events import ChoicesDropped, RecordRefused
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import AnyMethod, ReplyT, RequestT
 from swarm.optim.clipping import factor
@@ -423,6 +423,8 @@ class MemberService:
             await state.stop_averaging()
         if self._part is not None and not record.founding and (record.void or took_part):
             await context.attempt.device.run(self._part.give_up if record.void else self._part.swap)
+        if took_part and not record.void:
+            self._tell_dropped(state, record)
         point = None if record.founding else at.history.head
         await at.history.add(record, decision.acceptances, decision.term)
         await at.forking.closed(decision, point, state)
@@ -435,6 +437,12 @@ class MemberService:
         lacks = await context.holder.decided(Decision(record, decision.acceptances, gradient, decision.term, digest))
         await self._open_next(record)
         at.cut_off = lacks or at.cut_off
+
+    def _tell_dropped(self, state: OpenStep, record: CloseRecord) -> None:
+        dropped, choices = (0, 0) if state.mean is None else state.mean.dropped
+        if choices and (name := self._part_name()) is not None:
+            told = ChoicesDropped(step=record.step, part=name, dropped=dropped, choices=choices)
+            self._context.events.emit(told)
 
     async def _open_next(self, record: CloseRecord) -> None:
         at, life, ballot = self._at, self._at.life, self._at.open.ballot

@@ -46,6 +46,9 @@ class HeldPart(Protocol):
         """Return what is to be said of these trainers, of whose microbatches an open step's accumulator is the sum;
         nothing where nobody tests them."""
 
+    def dropped(self, step: int) -> tuple[int, int]:
+        """Return how many choices of experts found no room, of how many, in an open step's accumulator."""
+
     def lengths(self, step: int) -> tuple[float, float]:
         """Return the usual length of the gradients in an open step's accumulator, and of those from which they were
         computed; 0 where nobody bounds them. Any thread may ask."""
@@ -98,13 +101,15 @@ class Average(Protocol):
 class Mean:
     """What averaging gave: our part's mean gradient (None without a part, or when it failed), the answer that says so,
     and what is ``left`` of our contribution: :attr:`~swarm.averaging.allreduce.plan.RoundResult.left`. ``proven``: it
-    failed because the answer's culprit was proven wrong here. ``fed``: :func:`swarm.consensus.ledger.fed`."""
+    failed because the answer's culprit was proven wrong here. ``fed``: :func:`swarm.consensus.ledger.fed`.
+    ``dropped``: see :meth:`HeldPart.dropped`."""
 
     gradient: torch.Tensor | None
     answer: Averaged
     left: torch.Tensor | None = None
     proven: bool = False
     fed: bool = True
+    dropped: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -207,6 +212,10 @@ class OpenStep:
             await asyncio.gather(self.averaging, return_exceptions=True)
 
 
+Contributed = tuple[torch.Tensor, tuple[int, ...], tuple[int, int]]
+"""A replica's sum, what it says of its trainers, and what its experts had no room for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
@@ -248,11 +257,11 @@ class Attempt:
         try:
             tokens, trainers = shares[self.me], judged(body.committed, self.me, name)
 
-            def contribution() -> tuple[torch.Tensor, tuple[int, ...]] | None:
+            def contribution() -> Contributed | None:
                 found = part.contribution(step, expected.keys(), tokens)
-                return None if found is None else (found, part.words(step, trainers))
+                return None if found is None else (found, part.words(step, trainers), part.dropped(step))
 
-            sums, words = await self._settled(step, expected, contribution)
+            sums, words, dropped = await self._settled(step, expected, contribution)
             lengths = part.lengths(step)
         except PeerError as error:
             there = await self.device.run(part.accumulated, step)
@@ -290,7 +299,7 @@ class Attempt:
             lengths=lengths,
             words=words,
         )
-        return Mean(result.tensor, answer, result.left, fed=fed(body.committed, name))
+        return Mean(result.tensor, answer, result.left, fed=fed(body.committed, name), dropped=dropped)
 
     def rows(self, body: Reconcile, roster: Roster) -> bytes:
         """Return our signature under our rows of what a leader says; b"" where there are none, or it says something
@@ -312,10 +321,10 @@ class Attempt:
         self,
         step: int,
         expected: Mapping[StepWork, tuple[PeerId, ...]],
-        contribution: Callable[[], tuple[torch.Tensor, tuple[int, ...]] | None],
-    ) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """Our sum, and what we say of its trainers, when it holds what is expected and nothing else; a gradient that
-        comes in meanwhile is reversed. Raises a PeerError. Cost: one copy of the sum, when it is right."""
+        contribution: Callable[[], Contributed | None],
+    ) -> Contributed:
+        """Our sum, and what is said of it, when it holds what is expected and nothing else; a gradient that comes in
+        meanwhile is reversed. Raises a PeerError. Cost: one copy of the sum, when it is right."""
         for _ in range(SETTLE_ROUNDS):
             if (found := await self.device.run(contribution)) is not None:
                 return found

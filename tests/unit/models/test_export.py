@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from swarm.errors import ConfigError
 from swarm.models.family import ModelFamily, PartModule
-from swarm.models.gpt_config import GptConfig
+from swarm.models.gpt_config import BalanceConfig, GptConfig
 from swarm.models.layout import install_weights
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
@@ -20,6 +22,9 @@ ODD = GptConfig(
     vocab_size=300, dim=64, layers=3, heads=4, kv_heads=2, ffn_dim=96, context=48, rope_theta=500.0, norm_eps=3e-3
 )
 """Far from every default of a Llama's: a key that is lost shows."""
+MIXED = ODD.model_copy(
+    update={"experts": 5, "top_k": 2, "expert_every": 3, "balance": BalanceConfig(kind="bias", rate=0.1)}
+)
 
 
 def ours(model: GptConfig) -> PartModule:
@@ -63,6 +68,28 @@ def test_llama_of_our_parts_has_our_logits(ends: str, attention: str) -> None:
     assert expected.abs().max() > 1
     assert (found - expected).abs().max() <= 1e-5
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("changes", [{}, {"top_k": 1, "expert_every": 1}, {"balance": BalanceConfig()}])
+@torch.no_grad()
+def test_ernie_of_our_parts_with_experts_has_our_logits(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Loaded from files, whose tensors transformers stacks."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    model = MIXED.model_copy(update=changes)
+    tokens = torch.randint(0, ODD.vocab_size, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    family, gpt = family_of(model), ours(model)
+    tensors = family.export_weights(family.whole, dict(gpt.named_parameters()))
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(family.export_config()))
+    theirs, told = AutoModelForCausalLM.from_pretrained(
+        tmp_path, local_files_only=True, output_loading_info=True, dtype="float32"
+    )
+    assert not told["missing_keys"] | told["unexpected_keys"]
+    expected, found = gpt.logits(gpt(tokens)), theirs.eval()(tokens).logits
+    assert expected.abs().max() > 1
+    assert (found - expected).abs().max() <= 2e-5
 
 
 @torch.no_grad()

@@ -70,6 +70,21 @@ def test_what_a_pass_depends_on_is_the_runs_whatever_the_config_says() -> None:
     assert {key: kept[key] for key in said} == said, "an export has the config as it was"
 
 
+def test_run_says_with_which_implementation_of_experts_it_computes() -> None:
+    from swarm.models.hf.selftest import self_test
+    from swarm.models.hf.skeleton import skeleton
+
+    plain, said = foreign_model("mixtral"), {"experts_implementation": "eager"}
+    eager = plain.model_copy(update=said)
+    eager.check()
+    assert skeleton(eager).config._experts_implementation == "eager"
+    assert self_test(eager).equal
+    assert "experts_implementation" not in plain.model_dump(), "runs from before keep their id"
+    assert eager.model_dump()["experts_implementation"] == "eager"
+    with pytest.raises(ConfigError, match="no experts"):
+        foreign_model("llama").model_copy(update=said).check()
+
+
 @pytest.mark.parametrize("name", [*SMALL, "lfm2"])
 def test_adapted_parts_are_tried_against_the_whole_with_merged_weights(name: str) -> None:
     from swarm.models.hf.selftest import check_adapters

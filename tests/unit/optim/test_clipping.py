@@ -57,6 +57,18 @@ def test_of_two_parts_the_honest_one_keeps_what_it_would_have_alone(lie: float, 
         assert left(squares, "ends", clip_norm) >= 0.5 * alone
 
 
+def test_variants_that_saw_little_do_not_make_who_saw_much_far_out() -> None:
+    """Three of four saw a microbatch each, of hundreds: all together they are a stage like the others."""
+    few = {f"stage-1.v{each}of4": 1e-4 for each in range(1, 4)}
+    squares = {"ends": 4.0, "stage-0": 1.0, "stage-1.v0of4": 9.0, **few}
+    assert math.sqrt(1e-4) * FAR_OUT < 1.0, "the lower median of all parts would have capped all others"
+    assert clipped(squares).caps == {}
+    liar = {**squares, "stage-1.v2of4": 1e60}
+    assert list(clipped(liar).caps) == ["stage-1.v2of4"]
+    alone = {f"stage-0.v{each}of4": 1.0 for each in range(4)}
+    assert list(clipped({**alone, "stage-0.v3of4": 1e60}).caps) == ["stage-0.v3of4"]
+
+
 def test_parts_without_any_gradient_say_nothing_about_the_others() -> None:
     assert clipped({"ends": 4.0, "stage-0": 0.0, "stage-1": 0.0}).caps == {}
     assert clipped({"ends": 0.0, "stage-0": 0.0}) == Clipping(0.0, 1.0, {})

@@ -15,6 +15,7 @@ from swarm.optim.muon import Muon
 from swarm.optim.outer import Outer, OuterNesterov
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.sgd import Sgd
+from swarm.optim.tallies import Steering
 from swarm.optim.update import (
     CHUNK_ELEMENTS,
     StepNumbers,
@@ -38,6 +39,7 @@ UPDATES: dict[str, Update] = {
     "fragment": Outer(OuterNesterov(), fragments=2),
     "muon": Muon(CONFIG),
     "adafactor": Adafactor(CONFIG),
+    "steering": Steering(AdamW(CONFIG), rate=0.25),
 }
 
 
@@ -51,7 +53,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def layout_of(update: Update) -> FlatLayout:
     return FlatLayout(
-        LAYOUT.slots, LAYOUT.elements, LAYOUT.decayed, matrices=frozenset({"a.weight"}), vectors=update.vectors
+        LAYOUT.slots,
+        LAYOUT.elements,
+        LAYOUT.decayed,
+        matrices=frozenset({"a.weight"}),
+        steered=frozenset({"norm.weight"}),
+        told=frozenset({"b.bias"}),
+        vectors=update.vectors,
     )
 
 
@@ -80,6 +88,30 @@ def test_step_in_place_is_the_one_beside_and_has_the_hashes_told_before(name: st
     assert all(torch.equal(one, other) for one, other in zip(state, after, strict=True))
     assert not torch.equal(state[0][averaged], before[0][averaged])
     assert torch.equal(mean, numbers(9))
+
+
+def test_steering_moves_each_element_by_what_it_counted_and_leaves_the_rest_to_the_optimizer() -> None:
+    update = Steering(AdamW(CONFIG), rate=0.25)
+    state, layout, mean = state_of(update), layout_of(update), numbers(9)
+    counts, at = layout.views(mean)["norm.weight"], StepNumbers(step=3, lr=0.01, clip=0.5)
+    counts.copy_(torch.arange(37) % 4)
+    counts[:] = counts.sort().values * 2.0**-30
+    counts[-1] += 37 * 1.5 * 2.0**-30 - counts.sum()
+    assert counts[10:12].tolist() != counts[-2:].tolist()
+    found, plain = (stepped(one.plan(state, mean, layout, at, CPU), state) for one in (update, update.inner))
+    mine = layout.views(found[0])["norm.weight"] - layout.views(state[0])["norm.weight"]
+    torch.testing.assert_close(mine, 0.25 * torch.sign(1.5 * 2.0**-30 - counts))
+    for before, steered, others in zip(state, found, plain, strict=True):
+        told, kept = (layout.views(vector)["b.bias"] for vector in (steered, before))
+        assert torch.equal(told, kept), "what is for people alone stays"
+        for name in ("table.weight", "a.weight", "c.weight"):
+            assert torch.equal(layout.views(steered)[name], layout.views(others)[name])
+    for before, steered in zip(state[1:], found[1:], strict=True):
+        assert torch.equal(layout.views(steered)["norm.weight"], layout.views(before)["norm.weight"])
+    even = mean.clone()
+    layout.views(even)["norm.weight"].fill_(3 * 2.0**-30)
+    stays = stepped(update.plan(state, even, layout, at, CPU), state)[0]
+    assert torch.equal(layout.views(stays)["norm.weight"], layout.views(state[0])["norm.weight"])
 
 
 def test_sgd_is_torchs_with_nesterov_and_decoupled_decay() -> None:

@@ -201,7 +201,9 @@ def test_check_says_what_keeps_a_mixture_balanced(directory: Path, name: str, as
     (directory / "config.json").write_text(json.dumps(config))
     facts = examine(str(directory), stages=2, context=16)
     assert facts["trainable"]
-    assert words in dict(lines(facts))["balance"]
+    said = dict(lines(facts))
+    assert words in said["balance"]
+    assert said["experts"] == "computed by grouped_mm; a stage holds all experts of its layers"
 
 
 def test_check_refuses_more_stages_than_layers(directory: Path) -> None:

@@ -83,6 +83,9 @@ class CountedPart:
         """Return something of the right kind, where these microbatches are held."""
         return torch.ones(4) if self.accumulated(step) == assigned else None
 
+    def dropped(self, step: int) -> tuple[int, int]:
+        return 0, 0
+
     def words(self, step: int, trainers: Sequence[str]) -> tuple[int, ...]:
         """Return what is said of these trainers."""
         return self.said
