@@ -162,11 +162,17 @@ def without_tokenizer(directory: Path) -> str:
 def check_parts(model: HfConfig, split: SplitConfig) -> None:
     """Build each part without weights, and try a small model with adapters where it has them: some seconds more. Raises
     ConfigError for a cut, or adapters, that the model does not bear."""
-    from swarm.models.hf.hf_family import HfFamily
+    import torch
 
-    family = HfFamily(model)
-    for spec in family.parts(split):
-        family.build(spec)
+    from swarm.models.hf.hf_family import HfFamily
+    from swarm.models.sharded import shards_of
+
+    family, here = HfFamily(model), [torch.device("cpu")]
+    built = [family.build(spec) for spec in family.parts(split)]
+    cut = [shards_of(part, family.layout(part), family.tensor_plan, split.tensor, here) for part in built]
+    if split.tensor > 1 and not any(cut):
+        why = "no layer of its kind can be cut: swarm model check says why"
+        raise ConfigError("split.tensor", split.tensor, "1 for this model", "Leave it out.", why=why)
     if model.lora is not None:
         from swarm.models.hf.selftest import check_adapters
 

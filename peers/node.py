@@ -55,7 +55,7 @@ from peers.reporting.reporter import reporting_of
 from peers.settings import PeerSettings, member_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
-from swarm.device import Device, DeviceThread, MeteredDevice, choose_device, resolve_device
+from swarm.device import Device, DeviceThread, MeteredDevice, choose_devices
 from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
 from swarm.events import DeviceChosen, EventSink, PeerStarted, PeerStopped, Resumed, RunFound, Waiting
 from swarm.health.watch import HealthWatch
@@ -64,6 +64,7 @@ from swarm.membership.admission import open_gate
 from swarm.membership.composition import compose
 from swarm.membership.contact import cannot_reach, find_run
 from swarm.membership.membership import Membership
+from swarm.membership.parts import check_devices
 from swarm.membership.roles import PeerContext
 from swarm.membership.survey import FirstContact
 from swarm.membership.vitals import VitalsBoard, VitalsService
@@ -91,12 +92,13 @@ def open_device(settings: PeerSettings, events: EventSink) -> Device:
     options = settings.options
     limit = None if options.max_memory is None else int(options.max_memory * 1e9)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # a reproducible run needs it; before its first use
-    if settings.role == "bootstrap":
-        device = resolve_device("cpu")
-    else:
-        device, why = choose_device(options.device, settings.turn)
-        events.emit(DeviceChosen(device=str(device), why=why))
-    return DeviceThread(device, threads=options.threads, max_memory=limit, host_memory=settings.host_bytes)
+    founds = settings.role == "bootstrap"
+    (first, *beside), why = choose_devices("cpu" if founds else options.device, settings.turn)
+    if not founds:
+        events.emit(DeviceChosen(device="+".join(map(str, (first, *beside))), why=why))
+    return DeviceThread(
+        first, beside=beside, threads=options.threads, max_memory=limit, host_memory=settings.host_bytes
+    )
 
 
 def run_peer(settings: PeerSettings) -> int:
@@ -254,6 +256,7 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, named = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
+        check_devices(manifest, device.torch_devices)
         shown = self._settings.credential
         admission = open_gate(manifest, endpoint, None if shown is None else credential_of(shown))
         files = await asyncio.to_thread(files_here, manifest.model, self._settings)

@@ -302,6 +302,7 @@ def check_manifest(manifest: Manifest) -> None:
     model, split, start = manifest.model, manifest.split, manifest.run.start_when
     model.check()
     check_variants(manifest)
+    check_tensor(manifest)
     split_layers(model.layers, split)
     members = start.stage_hosts + start.trainers + 1
     size = record_bytes(manifest.step_microbatches, split.stages, members, closed=manifest.admission.closed)
@@ -489,6 +490,22 @@ def check_routes(manifest: Manifest) -> None:
     if manifest.rebalance.moves:
         raise ConfigError("rebalance.mode", manifest.rebalance.mode, '"off" with split.routes = "organisation"',
                           "Leave it out.", why="a move could leave an organisation without a stage")  # fmt: skip
+
+
+def check_tensor(manifest: Manifest) -> None:
+    """Check whether layers of this run can be cut into so many shards; of a model of transformers that is seen where
+    one is built. Raises ConfigError."""
+    key, number, model = "split.tensor", manifest.split.tensor, manifest.model
+    if number == 1:
+        return
+    if model.lora is not None:
+        raise ConfigError(key, number, "1 with model.lora", "Leave it out.",
+                          why="matrices with adapters beside them stay whole")  # fmt: skip
+    if isinstance(model, GptConfig):
+        for name, size in (("model.heads", model.heads), ("model.kv_heads", model.key_value_heads),
+                           ("model.ffn_dim", model.feed_forward_dim)):  # fmt: skip
+            if size % number:
+                raise ConfigError(key, number, f"a divisor of {name} = {size}", f"Change it, or {name}.")
 
 
 MAX_PARTS = 1024

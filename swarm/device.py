@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
@@ -49,6 +49,10 @@ class Device(Protocol):
     @property
     def torch_device(self) -> torch.device:
         """Return where modules and their inputs belong."""
+
+    @property
+    def torch_devices(self) -> tuple[torch.device, ...]:
+        """Return all on which one part is computed with: that one first."""
 
     def free_memory(self) -> int:
         """Return the bytes of its memory that this peer may still take. Blocking: some milliseconds."""
@@ -137,13 +141,20 @@ class DeviceThread:
     """
 
     def __init__(
-        self, device: torch.device, *, threads: int = 1, max_memory: int | None = None, host_memory: int | None = None
+        self,
+        device: torch.device,
+        *,
+        beside: Sequence[torch.device] = (),
+        threads: int = 1,
+        max_memory: int | None = None,
+        host_memory: int | None = None,
     ) -> None:
         """``max_memory`` bytes are what this peer plans with at most, of what the device has, and ``host_memory`` of
-        what the machine has; None: all that is free."""
+        what the machine has; None: all that is free. Those ``beside`` it have shards of what is computed on it."""
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         keep_freed_memory()
         self._device, self._max_memory, self._host_memory = device, max_memory, host_memory
+        self._beside = tuple(beside)
         self._executor = ThreadPoolExecutor(1, "device", initializer=_set_threads, initargs=(threads,))
         self._copiers = [
             ThreadPoolExecutor(1, f"device-{name}", initializer=_set_stream, initargs=(device,))
@@ -156,11 +167,19 @@ class DeviceThread:
         """Return where modules and their inputs belong."""
         return self._device
 
-    def free_memory(self) -> int:
+    @property
+    def torch_devices(self) -> tuple[torch.device, ...]:
         """See :class:`Device`."""
-        if (taken := allocated_memory(self._device)) is None:
+        return (self._device, *self._beside)
+
+    def free_memory(self) -> int:
+        """See :class:`Device`; of several devices that of the one with the least."""
+        return min(map(self._free_memory, self.torch_devices))
+
+    def _free_memory(self, device: torch.device) -> int:
+        if (taken := allocated_memory(device)) is None:
             return _within(self._max_memory, resident_memory(), self.free_host_memory())
-        return _within(self._max_memory, taken, free_memory(self._device))
+        return _within(self._max_memory, taken, free_memory(device))
 
     def free_host_memory(self) -> int:
         """See :class:`Device`."""
@@ -217,6 +236,11 @@ class MeteredDevice:
     def torch_device(self) -> torch.device:
         """See :class:`Device`."""
         return self._device.torch_device
+
+    @property
+    def torch_devices(self) -> tuple[torch.device, ...]:
+        """See :class:`Device`."""
+        return self._device.torch_devices
 
     @property
     def busy_s(self) -> float:
@@ -328,6 +352,29 @@ def choose_device(text: str, turn: int = 0) -> tuple[torch.device, str]:
         remedy = "Use cpu, or a Mac with Apple silicon and a torch that can use it."
         raise ConfigError("device", text, "cpu here", remedy, why="torch finds no MPS here")
     return device, "as asked"
+
+
+def named_devices(text: str, key: str = "device") -> list[str]:
+    """Return the names of the devices that a text with ``+`` joins. Pure. Raises ConfigError, about ``key``, for
+    several that cannot compute with one part."""
+    names = ["cuda:0" if name == "cuda" and "+" in text else name for name in text.split("+")]
+    if len(names) > 1 and "auto" in names:
+        raise ConfigError(key, text, "devices by name where there are several", "Name them all, as cuda:0+cuda:1.")
+    if len({name.partition(":")[0] for name in names}) > 1:
+        why = "their bits differ, and the slower one sets the pace"
+        raise ConfigError(key, text, "devices of one kind", "Join with one kind, or with a peer for each.", why=why)
+    if twice := {name for name in names if name != "cpu" and names.count(name) > 1}:
+        raise ConfigError(key, text, "each GPU once", f"Name {min(twice)} once.")
+    return names
+
+
+def choose_devices(text: str, turn: int = 0) -> tuple[tuple[torch.device, ...], str]:
+    """Return the devices that a text with ``+`` joins, or the one of :func:`choose_device`, and the reason. Raises as
+    both."""
+    if len(names := named_devices(text)) == 1:
+        device, why = choose_device(text, turn)
+        return (device,), why
+    return tuple(map(resolve_device, names)), "as asked"
 
 
 def _best_device(turn: int, gpus: int, *, apple: bool) -> tuple[torch.device, str]:

@@ -9,7 +9,10 @@ may have changed since the phase before. Work may return from any phase.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 Phases = Generator[None, None, T]
@@ -39,6 +42,9 @@ def complete(phases: Phases[T]) -> T:
 
 
 class _Runs(Protocol):
+    @property
+    def torch_device(self) -> torch.device: ...
+
     async def run(self, fn: Callable[..., T], *args: object) -> T: ...
 
 
@@ -47,6 +53,11 @@ class OnePhase:
     See :class:`~swarm.device.Device`."""
 
     lanes = 1
+
+    @property
+    def torch_devices(self: _Runs) -> tuple[torch.device, ...]:
+        """Return the one that there is."""
+        return (self.torch_device,)
 
     async def run_phases(self: _Runs, phases: Phases[T]) -> T:
         """Do a piece of work; return what it returns."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from peers.commands.preflight import (
     check_announce,
     check_checkpoints,
-    check_device,
+    check_devices,
     check_listen,
     check_reporting,
     check_through,
@@ -136,8 +136,10 @@ def check_offered(options: PeerOptions) -> None:
         from peers.dashboard.start import check_dashboard
 
         check_dashboard(options.dashboard, None if options.home is None else str(options.home))
-    for device in options.device.split(","):
-        check_device(device)
+    check_devices(options.device)
+    if options.part_taken != "stage" and {",", "+"} & set(options.device):
+        remedy = "Start a trainer with one device; stage hosts may have several."
+        raise ConfigError("--device", options.device, "one device for a trainer", remedy)
     if options.model_files is not None and not (options.model_files / "config.json").is_file():
         remedy = "Name the model's directory, or leave it out: the part is downloaded from other peers."
         raise ConfigError("--model-files", str(options.model_files), "a directory with a config.json", remedy)

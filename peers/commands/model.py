@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_shards.tokenize import Tokenizer
-from peers.console.words import count
+from peers.console.words import count, listed
 from peers.foreign_model import ForeignModel, find_model
 from swarm.disk import size_text
 from swarm.errors import ConfigError, StateError
 from swarm.models.hf.hf_config import BALANCED, HfConfig
 from swarm.models.spec import SplitConfig
 from swarm.planning.costs import bytes_by_kind, copy_bytes, graph_bytes
+
+if TYPE_CHECKING:
+    from swarm.models.hf.hf_family import HfFamily
 
 SCHEMA = 1
 
@@ -60,6 +63,7 @@ def examine(given: str, *, stages: int | None, context: int | None) -> dict[str,
         "stages": [1, model.layers],
         "ends": _ends(family),
         "packing": tried.packs,
+        "tensors": _tensors(family),
         "balance": _balance(model),
         "self_test": {"difference": tried.plain, "leak": tried.leaks, "future": tried.future},
         "tokenizer": None if found.tokenizer is None else found.tokenizer.name,
@@ -85,6 +89,7 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "packing", f"documents in a row are {kept} ({tried['leak']:.2g})"
     if facts["experts"]:
         yield "experts", f"computed by {facts['experts']}; a stage holds all experts of its layers"
+    yield "tensors", _tensors_said(facts["tensors"])
     if facts["balance"]:
         yield "balance", facts["balance"]
     yield "tokenizer", facts["tokenizer"] or "none: give one with --tokenizer"
@@ -109,6 +114,26 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         more = f"a graph {size_text(graph)} a row, a copy kept for others {size_text(copy)}"
         yield "", f"in memory: {kinds}; {more}"
     yield "between", f"{size_text(facts['boundary_bytes_a_row'])} a row cross each boundary, each way"
+
+
+def _tensors(family: HfFamily) -> dict[str, Any]:
+    """Return which modules of the layers can be cut across a peer's devices, and why others stay whole."""
+    from swarm.models.sharded import find_cut, kind_of
+
+    cut = find_cut(family.build(family.parts(SplitConfig(stages=1))[0]), family.tensor_plan())
+    kinds = dict.fromkeys(_within(kind_of(path)) for path in cut.units)
+    whole = {_within(kind): why for kind, why in cut.whole.items()}
+    return {"cut": list(kinds), "share": round(cut.share, 3), "whole": whole}
+
+
+def _within(kind: str) -> str:
+    return kind.rpartition("*")[2].removeprefix(".") or "the layer itself"
+
+
+def _tensors_said(facts: dict[str, Any]) -> str:
+    whole = [f"{kind} stays whole: {why}" for kind, why in facts["whole"].items()]
+    cut = f"{listed(facts['cut'])} can be cut across a peer's devices: {facts['share']:.0%} of the layers"
+    return "; ".join([cut if facts["cut"] else "nothing can be cut across a peer's devices", *whole])
 
 
 def _balance(model: HfConfig) -> str | None:

@@ -15,6 +15,7 @@ from peers.console.words import another_path
 from peers.options.model import ANY_PORT, DEVICE, DEVICE_WORDS
 from peers.options.relay import PORT as RELAY_PORT
 from peers.reporting.trackers import check_trackers
+from swarm.device import named_devices
 from swarm.errors import ConfigError
 
 GPU_TRACES = ("dev/nvidia*", "proc/driver/nvidia/gpus/*", "dev/nvgpu*", "dev/nvhost-gpu", "dev/dxg", "dev/kfd")
@@ -37,6 +38,14 @@ def check_device(device: str, root: Path = Path("/")) -> None:
             "no GPU driver is on this machine",
         )
         raise ConfigError("--device", device, "cpu here", remedy, why=why)
+
+
+def check_devices(devices: str) -> None:
+    """Refuse devices of one peer, with ``+``, or of several, with commas, that none could use. Raises as
+    :func:`check_device`."""
+    for joined in devices.split(","):
+        for device in named_devices(joined, "--device"):
+            check_device(device)
 
 
 def has_gpu_driver(root: Path = Path("/")) -> bool:

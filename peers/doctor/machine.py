@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.commands.preflight import check_device, check_listen, has_gpu_driver
+from peers.commands.preflight import check_devices, check_listen, has_gpu_driver
 from peers.console.words import command_name, listed
 from peers.doctor.results import CheckResult, raise_first, refused
 from peers.options.model import ANY_PORT
@@ -301,8 +301,7 @@ def check_wishes(facts: MachineFacts, device: str, listen: Sequence[str]) -> Ite
 
 def _check_device(facts: MachineFacts, devices: str) -> CheckResult:
     try:
-        for device in devices.split(","):
-            check_device(device)
+        check_devices(devices)
     except ConfigError as error:
         return refused("device", f"{devices} cannot be used", error)
     usable = facts.gpu and facts.torch is not None and bool(facts.torch.cuda or facts.torch.rocm)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class SlowChecks:
     @property
     def _device(self) -> str:
         """The first of several."""
-        return self._wishes.device.partition(",")[0]
+        return re.split("[,+]", self._wishes.device)[0]
 
     async def _until(self, future: Awaitable[T]) -> T:
         """Raises TimeoutError where it does not end while there is time."""

@@ -50,14 +50,12 @@ def siblings_of(options: PeerOptions) -> list[Sibling]:
     """Return a peer for each device that the options name. Pure.
 
     Ports that are named are counted up from peer to peer, names and places get a number, and limits on what is sent
-    and received are shared out. Raises ConfigError for a trainer, whose text one peer reads, for a GPU that is named
-    twice, for ``auto``, which is one device, and for a limit too low to be shared.
+    and received are shared out. Raises ConfigError for a GPU that is named twice, for ``auto``, which is one device,
+    and for a limit too low to be shared.
     """
     devices = ["cuda:0" if device == "cuda" else device for device in options.device.split(",")]
-    if options.part_taken != "stage":
-        remedy = "Start a trainer with one device; stage hosts may have several."
-        raise ConfigError("--device", options.device, "one device for a trainer", remedy)
-    twice = {device for device in devices if device != "cpu" and devices.count(device) > 1}
+    each = [name for device in devices for name in device.split("+")]
+    twice = {device for device in each if device != "cpu" and each.count(device) > 1}
     if twice:
         raise ConfigError("--device", options.device, "each GPU once", f"Name {min(twice)} once.")
     if "auto" in devices:
@@ -97,7 +95,7 @@ def _sibling(options: PeerOptions, device: str, number: int) -> Sibling:
         report_to=None if number else options.report_to,  # they are in one run: one tells of it
         report_dir=None if number else options.report_dir,
     )
-    return Sibling(label=f"cpu#{number}" if device == "cpu" else device, options=own)
+    return Sibling(label=f"cpu#{number}" if device.startswith("cpu") else device, options=own)
 
 
 def _counted_up(address: str, number: int) -> str:

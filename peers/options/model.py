@@ -29,7 +29,7 @@ from swarm.ids import NAME_WORDS, is_name
 
 DEVICE = r"auto|cpu|mps|cuda(:[0-9]{1,3})?"
 DEVICE_WORDS = "auto, mps, cpu, cuda or cuda:N"
-DEVICES_WORDS = f"{DEVICE_WORDS}, or several with commas"
+DEVICES_WORDS = f"{DEVICE_WORDS}, or several with commas, or with + for one peer"
 MAX_DEVICES = 16
 ANY_PORT = "/ip4/0.0.0.0/tcp/0"
 GRACE_S = 60.0
@@ -47,7 +47,7 @@ Trackers = Annotated[
     str, matching(r"((tensorboard|wandb|mlflow)(,(?!$)|$))+", "tensorboard, wandb or mlflow, or several with commas")
 ]
 Rate = Annotated[str, understood(read_rate, RATE_WORDS)]
-Devices = Annotated[str, matching(rf"({DEVICE})(,({DEVICE})){{0,{MAX_DEVICES - 1}}}", DEVICES_WORDS)]
+Devices = Annotated[str, matching(rf"({DEVICE})([,+]({DEVICE})){{0,{MAX_DEVICES - 1}}}", DEVICES_WORDS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class PeerOptions:
         Option(
             metavar="DEVICE", of=_JOIN,
             help="Compute on this device; auto: a GPU that computes, else the CPU. Of several each gets a peer: "
-            "cuda:0,cuda:1.",
+            "cuda:0,cuda:1. With + one peer has them all, each with shards of every layer: cuda:0+cuda:1.",
         ),
     ] = "auto"  # fmt: skip
     max_memory: Annotated[

@@ -8,7 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from peers.console.words import amount, count, listed
-from swarm.planning.alternatives import AloneForecast, SliceForecast, alone, mfu, slices
+from swarm.planning.alternatives import (
+    DEVICES,
+    AloneForecast,
+    SliceForecast,
+    TensorForecast,
+    alone,
+    mfu,
+    slices,
+    tensors,
+)
 from swarm.planning.predict import CLOSING_ROUND_TRIPS, UPDATE_S, PartForecast, StepForecast
 from swarm.planning.workload import PeerClass, Workload
 
@@ -42,9 +51,14 @@ class PlanReport:
         """Return what slices of rows would save."""
         return slices(self.best)
 
+    @property
+    def cut_tensors(self) -> TensorForecast | None:
+        """Return what cutting layers across devices of a peer would give."""
+        return tensors(self.work, self.classes, self.best)
+
     def document(self) -> dict[str, Any]:
         """Return all of it, seconds and bytes, for ``--json``."""
-        best = self.best
+        best, tensor = self.best, self.cut_tensors
         palm, of_peak = mfu(self.work, self.classes, best, self.work.palm_flops)
         binding, following = best.limits[0], best.limits[1]
         return {
@@ -66,6 +80,7 @@ class PlanReport:
                 for one in self.alone
             ],
             "slices": {**asdict(self.sliced), "worth_it": self.sliced.worth_it},
+            "tensors": None if tensor is None else {**asdict(tensor), "worth_it": tensor.worth_it},
         }
 
     def keys(self) -> dict[str, Any]:
@@ -115,6 +130,12 @@ class PlanReport:
         fewer = f"microbatches of a step at a replica {sliced.under_way}, 4K = {sliced.enough}"
         pays = f"would save {_time(sliced.saves_s)} a step" if sliced.worth_it else "would not pay"
         yield f"slices       of rows (TeraPipe; no mode of this version) {pays}: {fewer}"
+        if (tensor := self.cut_tensors) is not None:
+            better = "pays: one layer a stage is the finest cut" if tensor.worth_it else "cut layers first"
+            yield (f"tensors      across {DEVICES} devices of a peer (--device cuda:0+cuda:1): "
+                   f"{_time(tensor.tensor_s)} a microbatch at {tensor.stage} for {_time(tensor.whole_s)} on one, "
+                   f"{_time(tensor.between_s)} of it between them; by layers {_time(tensor.whole_s / DEVICES)} at "
+                   f"each: {better}")  # fmt: skip
 
     def explained(self) -> Iterator[str]:
         """Yield each formula with its numbers."""

@@ -49,12 +49,12 @@ class MemoryAccount:
 
     def report(self) -> MemoryReport:
         """Return it as it is now. On the event loop."""
-        device = self._run.around.device.torch_device
+        allocated = [allocated_memory(device) for device in self._run.around.device.torch_devices]
         return MemoryReport(
             predicted=_of_all_kinds(self._predicted()),
             measured=_of_all_kinds(self._measured()),
             resident=resident_memory(),
-            allocated=allocated_memory(device),
+            allocated=None if None in allocated else sum(one or 0 for one in allocated),
         )
 
     def _predicted(self) -> dict[MemoryKind, int]:

@@ -61,7 +61,8 @@ def lacking_memory(around: MemoryContext, name: PartName, *, here: int = 0, here
         wants = [(takes - here, around.device.free_memory(), "memory")]
     else:
         exact, overlap = manifest.run.reproducible, manifest.speed.overlaps
-        apart = apart_bytes(manifest.model, spec, exact=exact, overlap=overlap)
+        number = len(around.device.torch_devices)
+        apart = apart_bytes(manifest.model, spec, exact=exact, overlap=overlap, devices=number)
         on_host = takes - here_apart if device.type == "mps" else takes - apart  # Apple's GPU has no memory of its own
         wants = [(on_host - here, around.device.free_host_memory(), "memory")]
         wants.append((apart - here_apart, around.device.free_memory(), f"memory of {device}"))
@@ -80,8 +81,9 @@ def check_memory(around: MemoryContext, name: PartName) -> None:
 
 def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> dict[MemoryKind, int]:
     """Return what training a part takes in this run besides its activations, at most, by kind; see
-    :func:`~swarm.planning.costs.bytes_by_kind`."""
+    :func:`~swarm.planning.costs.bytes_by_kind`. Shards have weights of their own, as on a device that is ``apart``."""
     model, local = manifest.model, manifest.averaging.mode == "local"
+    apart = apart or spec.tensor > 1
     vectors, exact = full_vectors(update_of(manifest).vectors), manifest.run.reproducible
     cost = family_of(model).cost(spec, model.context)
     overlap = manifest.speed.overlaps

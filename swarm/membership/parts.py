@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from swarm.config import Manifest
 from swarm.device import compute_reproducibly
 from swarm.disk import free_bytes, reserved_bytes, size_text
@@ -20,6 +22,7 @@ from swarm.membership.rules import local_rules_of, parting_of, spec_of, update_o
 from swarm.models.lora import BaseLayout, LoraFamily, Stored
 from swarm.models.passes import rehearse
 from swarm.models.registry import family_of, lora_of
+from swarm.models.spec import PartSpec
 from swarm.optim.accumulate import AccumulatorDType
 from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
@@ -40,25 +43,22 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
     Raises StateError for a part that the model does not have, ConfigError for a device that cannot compute as the run
     does, and as :func:`ensure_frozen`.
     """
-    manifest, device = around.manifest, around.device.torch_device
+    manifest, devices = around.manifest, around.device.torch_devices
     spec = spec_of(manifest, name)
     frozen = await ensure_frozen(around, name, donors)
     stored = None if frozen is None else await asyncio.to_thread(frozen.load)
 
     def build() -> TrainedPart:
-        part: TrainedPart
-        if manifest.averaging.mode == "local":
-            part = LocalPart(spec, manifest.model, local_rules_of(manifest), device=device)
-        else:
-            accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
-            part = TrainedPart(
-                spec,
-                manifest.model,
-                update_of(manifest),
-                device=device,
-                accumulator=accumulator,
-                window=2 if manifest.speed.overlaps else 1,
-            )
+        try:
+            part = _plain(manifest, spec, devices)
+        except ConfigError as error:
+            if error.key != "split.tensor" or manifest.split.tensor > 1:
+                raise
+            allowed = f"as many devices as {error.allowed}"
+            raise ConfigError("device", _joined(devices), allowed, "Name fewer.", why=error.why) from None
+        if len(devices) > 1 and part.shards is None:
+            why = f"nothing of {name} can be cut across devices"
+            raise ConfigError("device", _joined(devices), "one device", "Name one.", why=why)
         part.parting = parting_of(manifest, name)
         if stored is not None:
             part.install_base(stored)
@@ -66,13 +66,45 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
             part.see_trainers(_secret(around, name))
         return part
 
-    if manifest.run.reproducible and device.type == "mps":
-        why = "this run is reproducible: it sums gradients in float64, which Apple's GPU does not have"
-        raise ConfigError("device", str(device), "cpu or cuda", "Use cpu.", why=why)
     if manifest.run.reproducible:
-        compute_reproducibly(device)
+        compute_reproducibly(devices[0])
     await around.device.run(rehearse)
     return await around.device.run(build)
+
+
+def _plain(manifest: Manifest, spec: PartSpec, devices: Sequence[torch.device]) -> TrainedPart:
+    """The part, before anything special of the run."""
+    if manifest.averaging.mode == "local":
+        return LocalPart(spec, manifest.model, local_rules_of(manifest), devices=devices)
+    accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
+    return TrainedPart(
+        spec,
+        manifest.model,
+        update_of(manifest),
+        devices=devices,
+        accumulator=accumulator,
+        window=2 if manifest.speed.overlaps else 1,
+    )
+
+
+def check_devices(manifest: Manifest, devices: Sequence[torch.device]) -> None:
+    """Check whether these can compute a part of the run together. Pure. Raises ConfigError."""
+    named, number = _joined(devices), manifest.split.tensor
+    if manifest.run.reproducible and devices[0].type == "mps":
+        why = "this run is reproducible: it sums gradients in float64, which Apple's GPU does not have"
+        raise ConfigError("device", named, "cpu or cuda", "Use cpu.", why=why)
+    if manifest.run.reproducible and number == 1 < len(devices):
+        why = "this run is reproducible, and shards of layers add up to other bits than whole ones"
+        remedy = f"Name one; or found the run with split.tensor = {len(devices)}."
+        raise ConfigError("device", named, "one device with split.tensor = 1", remedy, why=why)
+    if number > 1 and number % len(devices):
+        fits = ", ".join(str(one) for one in range(1, number + 1) if number % one == 0)
+        why = f"every peer of this run computes {number} shards of each layer (split.tensor)"
+        raise ConfigError("device", named, f"so many devices: {fits}", "Name as many.", why=why)
+
+
+def _joined(devices: Sequence[torch.device]) -> str:
+    return "+".join(map(str, devices))
 
 
 def _secret(around: PeerContext, name: PartName) -> int:

@@ -206,11 +206,13 @@ class StepEvents:
         return self._flops[part]
 
     def _peak(self) -> float | None:
-        """Operations a second that our device can do in the dtype that the model is computed in."""
-        known = device_named(device_name(self._around.device.torch_device))
+        """Operations a second that our devices can do in the dtype that the model is computed in."""
+        device = self._around.device
+        known = device_named(device_name(device.torch_device))
         if known is None:
             return None
-        return known.float32 if self._around.manifest.model.compute == "float32" else known.bfloat16
+        each = known.float32 if self._around.manifest.model.compute == "float32" else known.bfloat16
+        return each * len(device.torch_devices)
 
 
 def _told(one: Turnout, after: Roster, before: Roster) -> PartTurnout:

@@ -24,6 +24,7 @@ from swarm.models.layout import FlatLayout
 from swarm.models.loss import cross_entropy, cross_entropy_in_pieces, pieces
 from swarm.models.packing import packed
 from swarm.models.recompute import Compute, recomputed
+from swarm.models.sharded import TensorPlan
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig, TensorSpec, split_layers
 
 SMALLEST_SIDE = 8
@@ -277,6 +278,10 @@ class ModelFamily(ABC):
     def layout(self, module: PartModule) -> FlatLayout:
         """Return where the state of a part's module lies in the part's flat vector."""
         return FlatLayout.of(module, self.decayed(module), self.matrices(module))
+
+    def tensor_plan(self) -> TensorPlan:
+        """Return how the layers of its parts can be cut across a peer's devices: not at all."""
+        return TensorPlan()
 
     # --- planning ------------------------------------------------------------------------------------------------
 

@@ -152,6 +152,7 @@ class Rotary(nn.Module):
             cosine, sine = self.cosine[:length], self.sine[:length]
         else:
             cosine, sine = self.cosine[positions].unsqueeze(1), self.sine[positions].unsqueeze(1)
+        cosine, sine = cosine.to(x.device), sine.to(x.device)
         first, second = x.float().chunk(2, dim=-1)
         rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
         return rotated.to(x.dtype)
@@ -170,12 +171,12 @@ class Rotary(nn.Module):
 
 class Attention(nn.Module):
     """Causal self-attention, in packed rows inside each document; with fewer key/value heads than heads, groups of
-    queries share them (GQA)."""
+    queries share them (GQA). How many heads there are its matrices say: a shard has some of them."""
 
     def __init__(self, model: GptConfig) -> None:
         super().__init__()
         dtype, narrow = compute_dtype(model), model.key_value_heads * model.head_dim
-        self.heads, self.key_value_heads = model.heads, model.key_value_heads
+        self.head_dim = model.head_dim
         self.query = nn.Linear(model.dim, model.dim, bias=False, dtype=dtype)
         self.key = nn.Linear(model.dim, narrow, bias=False, dtype=dtype)
         self.value = nn.Linear(model.dim, narrow, bias=False, dtype=dtype)
@@ -183,13 +184,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """(B, T, D) → (B, T, D)."""
-        query = rotary(_split_heads(self.query(x), self.heads))  # (B, H, T, E)
-        key = rotary(_split_heads(self.key(x), self.key_value_heads))  # (B, K, T, E)
-        value = _split_heads(self.value(x), self.key_value_heads)
-        shared = self.key_value_heads != self.heads
-        mask = packed_mask()
+        query = rotary(_split_heads(self.query(x), self.head_dim))  # (B, H, T, E)
+        key = rotary(_split_heads(self.key(x), self.head_dim))  # (B, K, T, E)
+        value = _split_heads(self.value(x), self.head_dim)
+        shared, mask = key.shape[1] != query.shape[1], packed_mask()
+        mask = None if mask is None else mask.to(x.device)
         mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, enable_gqa=shared)
-        output: Tensor = self.output(mixed.transpose(1, 2).reshape(x.shape))
+        output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return output
 
 
@@ -231,6 +232,5 @@ class Block(nn.Module):
         return x + dropout(fed, self.dropout, seed=seed, layer=self.layer, place=_AFTER_FEED_FORWARD)
 
 
-def _split_heads(x: Tensor, heads: int) -> Tensor:
-    batch, length, width = x.shape
-    return x.view(batch, length, heads, width // heads).transpose(1, 2)
+def _split_heads(x: Tensor, head_dim: int) -> Tensor:
+    return x.view(*x.shape[:2], -1, head_dim).transpose(1, 2)

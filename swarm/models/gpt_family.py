@@ -20,6 +20,7 @@ from swarm.models.experts import STEERED, TOLD
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.gpt import Ends, Stage
 from swarm.models.gpt_config import GptConfig
+from swarm.models.sharded import COLUMNS, ROWS, TensorPlan
 from swarm.models.spec import PartSpec, TensorSpec
 
 
@@ -80,6 +81,10 @@ class GptFamily(ModelFamily):
         those that write to the residual stream divided by √(2·layers) (GPT-2, Radford et al. 2019, §2.3)."""
         shapes = {name: tuple(p.shape) for name, p in self.build(spec or self.whole).named_parameters()}
         return {name: _draw(self._model, seed, name, shape) for name, shape in shapes.items()}
+
+    def tensor_plan(self) -> TensorPlan:
+        """See :class:`~swarm.models.family.ModelFamily`: attention by heads, feed-forward by inner columns."""
+        return TensorPlan(_STYLES, self._model.heads, self._model.key_value_heads)
 
     def cost(self, spec: PartSpec, sequence: int) -> PartCost:
         """See :class:`~swarm.models.family.ModelFamily`.
@@ -164,6 +169,16 @@ def _draw(model: GptConfig, seed: int, name: str, shape: tuple[int, ...]) -> Ten
     values *= np.float32(std)
     return torch.from_numpy(values)
 
+
+_STYLES = {
+    "blocks.*.attention.query": COLUMNS,
+    "blocks.*.attention.key": COLUMNS,
+    "blocks.*.attention.value": COLUMNS,
+    "blocks.*.attention.output": ROWS,
+    "blocks.*.feed_forward.gate": COLUMNS,
+    "blocks.*.feed_forward.up": COLUMNS,
+    "blocks.*.feed_forward.down": ROWS,
+}
 
 # --- a Llama's names -------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from swarm.schema import HistogramField, Section
 
 DType = Literal["float32", "bfloat16"]
 
+MAX_SHARDS = 64
+
 DOMAIN = r"^[a-z0-9][a-z0-9-]{0,30}$"
 
 
@@ -63,6 +65,9 @@ class SplitConfig(Section):
     """``private``: every trainer holds embedding and head; ``hosted``: the first and the last stage do."""
     routes: Annotated[Literal["any", "organisation"], Field(exclude_if=lambda routes: routes == "any")] = "any"
     """Whom microbatches pass: ``any`` host, or those of the trainer's ``organisation`` alone, as invites name it."""
+    tensor: Annotated[int, Field(ge=1, le=MAX_SHARDS, exclude_if=lambda number: number == 1)] = 1
+    """Into how many shards each host computes attention and feed-forward, whose answers it adds in order: a multiple of
+    the devices of any host. 1: as many as it has devices."""
     variants: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_VARIANTS)], ...], Field(max_length=512, exclude_if=operator.not_)
     ] = ()
@@ -115,13 +120,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSpec:
-    """One part of a cut model: layers ``first_layer`` up to, not including, ``last_layer``, and perhaps ends."""
+    """One part of a cut model: layers ``first_layer`` up to, not including, ``last_layer``, and perhaps ends.
+    ``tensor`` is the run's: :attr:`SplitConfig.tensor`."""
 
     name: PartName
     first_layer: int
     last_layer: int
     embedding: bool
     head: bool
+    tensor: int = 1
 
 
 def token_spec(microbatch_size: int, sequence: int) -> TensorSpec:
@@ -143,6 +150,7 @@ def split_layers(layers: int, split: SplitConfig) -> tuple[PartSpec, ...]:
                 last_layer=first + count,
                 embedding=hosted and first == 0,
                 head=hosted and first + count == layers,
+                tensor=split.tensor,
             )
             for name in names
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from statistics import median_low
 from typing import Literal
@@ -15,6 +15,7 @@ from swarm.errors import BugError, Violation, WrongStep
 from swarm.ids import StepWork
 from swarm.models.layout import FlatLayout
 from swarm.models.passes import Bound, Gradients
+from swarm.models.sharded import Shards
 from swarm.optim.clipping import LONGEST, Lengths, shrunk
 from swarm.schema import FEWEST_TRAINERS, WHOLE_WORD
 
@@ -28,12 +29,20 @@ What it costs: a loss-*sum*'s gradient below 2⁻³¹ counts as zero."""
 
 
 class Accumulator:
-    """Sum over microbatches of a part's gradient: one flat vector (elements,), and what is in it."""
+    """Sum over microbatches of a part's gradient: one flat vector (elements,), and what is in it. Of a part that is cut
+    across devices each has a vector of what is made on it."""
 
-    def __init__(self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device) -> None:
-        self._sum = torch.zeros(layout.elements, dtype=getattr(torch, dtype), device=device)
-        views = layout.views(self._sum)
-        self._views = {name: view for name, view in views.items() if name not in layout.buffers}
+    def __init__(
+        self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device, shards: Shards | None = None
+    ) -> None:
+        places = [(layout, device)] if shards is None else zip(shards.layouts, shards.devices, strict=True)
+        self._shards, self._device, self._dtype = shards, device, getattr(torch, dtype)
+        self.sums: list[Tensor] = []
+        """Of each device."""
+        self._views: dict[str, Tensor] = {}
+        for own, place in places:
+            self.sums.append(torch.zeros(own.elements, dtype=self._dtype, device=place))
+            self._views |= {name: v for name, v in own.views(self.sums[-1]).items() if name not in own.buffers}
         self._work: dict[StepWork, float] = {}
         """What is in the sum, and what each was multiplied with."""
         self._lengths: dict[StepWork, Lengths] = {}
@@ -46,8 +55,14 @@ class Accumulator:
 
     @property
     def total(self) -> Tensor:
-        """The sum itself, not a copy: (elements,), gaps zero. Valid until the next call that changes it."""
-        return self._sum
+        """The sum itself, no copy where there is one device: (elements,), gaps zero, on the first. Valid until the next
+        call that changes it."""
+        return self.sums[0] if self._shards is None else self._shards.joined(self.sums, self._device)
+
+    def copied(self) -> Tensor:
+        """Return a copy of the sum on the CPU."""
+        cpu = torch.device("cpu")
+        return self.total.to(cpu, copy=True) if self._shards is None else self._shards.joined(self.sums, cpu)
 
     @property
     def lengths(self) -> Lengths:
@@ -83,7 +98,7 @@ class Accumulator:
 
     def see_trainers(self, secret: int) -> None:
         """Compare trainers' shares of the sum from now on, by coordinates that this number draws."""
-        self._sketches = Sketches(self._sum.numel(), self._sum.device, secret)
+        self._sketches = Sketches(self.sums, secret)
 
     def words(self, trainers: Sequence[str]) -> tuple[int, ...]:
         """See :meth:`~swarm.optim.accumulate.Sketches.words`; nothing where no shares are compared."""
@@ -91,7 +106,8 @@ class Accumulator:
 
     def reset(self) -> None:
         """Empty: ready for the next step."""
-        self._sum.zero_()
+        for one in self.sums:
+            one.zero_()
         self._work.clear()
         self._lengths.clear()
         if self._sketches is not None:
@@ -109,21 +125,20 @@ class Accumulator:
             return
         # A sum is not finite when an element is not: one pass and no temporary, a twelfth of what looking at each
         # element costs. Only sums that overflow need that look.
-        sums = torch.stack([gradient.sum(dtype=torch.float32) for _, gradient in gradients])
-        if bool(sums.isfinite().all()):
+        if all(map(math.isfinite, _told(gradient.sum(dtype=torch.float32) for _, gradient in gradients))):
             return
         for name, gradient in gradients:
             if not bool(gradient.isfinite().all()):
                 raise Violation(f"the gradient of {name} is not finite")
 
     def _change(self, work: StepWork, gradients: Gradients, sign: int, scale: float) -> None:
-        with nullcontext() if self._sketches is None else self._sketches.seeing(work.microbatch.trainer, self._sum):
+        with nullcontext() if self._sketches is None else self._sketches.seeing(work.microbatch.trainer, self.sums):
             self._take(gradients, sign, scale)
 
     def _take(self, gradients: Gradients, sign: int, scale: float) -> None:
         """Add or subtract so much of them: on a GPU in a few launches, but one after the other where each is rounded
         first."""
-        if self._sum.dtype == torch.float64:
+        if self._dtype == torch.float64:
             for name, gradient in gradients:
                 exact = gradient.double() if scale == 1.0 else gradient.double().mul_(scale)
                 self._views[name].add_(exact.mul_(GRID).round_().div_(GRID), alpha=sign)
@@ -136,8 +151,16 @@ def length_of(gradients: Gradients) -> float:
     """Return the L2 norm of all together. Waits for the device. Cost: a pass over them."""
     if not gradients:
         return 0.0
-    each = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for _, gradient in gradients]
-    return min(LONGEST, math.sqrt(math.fsum(norm * norm for norm in torch.stack(each).tolist())))
+    norms = _told(torch.linalg.vector_norm(gradient, dtype=torch.float32) for _, gradient in gradients)
+    return min(LONGEST, math.sqrt(math.fsum(norm * norm for norm in norms)))
+
+
+def _told(numbers: Iterable[Tensor]) -> list[float]:
+    """Return numbers that lie on any devices, in any order. Waits once for each device."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for number in numbers:
+        by_device.setdefault(number.device, []).append(number)
+    return [told for there in by_device.values() for told in torch.stack(there).tolist()]
 
 
 def _middle(lengths: Iterable[float]) -> float:
@@ -148,8 +171,8 @@ class OpenSums:
     """The sums of the open steps: of the one after a closed step, and of those that may be fed ahead of it, ``window``
     in all. Memory: that many accumulators, from the beginning."""
 
-    def __init__(self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device, window: int) -> None:
-        self._made = [Accumulator(layout, dtype, device) for _ in range(window)]
+    def __init__(self, make: Callable[[], Accumulator], window: int) -> None:
+        self._made = [make() for _ in range(window)]
         self._open: dict[int, Accumulator] = {}
 
     def __getitem__(self, step: int) -> Accumulator:
@@ -174,7 +197,7 @@ class OpenSums:
     @property
     def totals(self) -> list[Tensor]:
         """Return all sums, for who counts their memory."""
-        return [one.total for one in self._made]
+        return [each for one in self._made for each in one.sums]
 
     def open(self, first: int) -> None:
         """These are open from now on: step ``first``, and those that may be fed ahead. What was added to those of them
@@ -207,28 +230,36 @@ class Sketches:
     alone around. Memory: 64 KiB a trainer. Cost of a microbatch: two looks at COORDINATES of the sum.
     """
 
-    def __init__(self, elements: int, device: torch.device, seed: int) -> None:
-        """``seed`` is this peer's secret."""
-        self._drawing, self._elements, self._device = torch.Generator().manual_seed(seed), elements, device
+    def __init__(self, sums: Sequence[Tensor], seed: int) -> None:
+        """``seed`` is this peer's secret; ``sums`` are like those that are seen."""
+        self._drawing = torch.Generator().manual_seed(seed)
+        self._places = [(one.numel(), one.device) for one in sums]
         self.draw()
 
     def draw(self) -> None:
         """Forget all shares, and look elsewhere from now on."""
-        if self._elements <= COORDINATES:
-            drawn = torch.arange(self._elements)
+        elements, first = sum(size for size, _ in self._places), 0
+        if elements <= COORDINATES:
+            drawn = torch.arange(elements)
         else:
-            drawn = torch.randint(self._elements, (COORDINATES,), generator=self._drawing)
-        self._at, self._shares = drawn.to(self._device), dict[str, Tensor]()
+            drawn = torch.randint(elements, (COORDINATES,), generator=self._drawing)
+        self._at, self._shares = list[Tensor](), dict[str, Tensor]()
+        for size, device in self._places:
+            self._at.append((drawn[(drawn >= first) & (drawn < first + size)] - first).to(device))
+            first += size
 
     @contextmanager
-    def seeing(self, trainer: str, total: Tensor) -> Iterator[None]:
-        """Count what is done to the sum meanwhile as this trainer's."""
-        before = total[self._at]
+    def seeing(self, trainer: str, sums: Sequence[Tensor]) -> Iterator[None]:
+        """Count what is done to the sums meanwhile as this trainer's."""
+        before = self._seen(sums)
         yield
         if trainer in self._shares or len(self._shares) < MOST_TRAINERS:
-            change = (total[self._at] - before).float()
+            change = (self._seen(sums) - before).float()
             known = self._shares.get(trainer)
             self._shares[trainer] = change if known is None else known.add_(change)
+
+    def _seen(self, sums: Sequence[Tensor]) -> Tensor:
+        return torch.cat([one[at].to(sums[0].device) for one, at in zip(sums, self._at, strict=True)])
 
     def words(self, trainers: Sequence[str]) -> tuple[int, ...]:
         """Return of each of these trainers how far its share points where the others' do, see :func:`pulls`, in

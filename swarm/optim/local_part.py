@@ -13,7 +13,7 @@ with all of them: what made a mean infinite stays in nobody's weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,8 +61,10 @@ class LocalPart(TrainedPart):
     that joins begins with none.
     """
 
-    def __init__(self, spec: PartSpec, model: ModelConfig, rules: LocalRules, *, device: torch.device = _CPU) -> None:
-        super().__init__(spec, model, rules.outer, device=device)
+    def __init__(
+        self, spec: PartSpec, model: ModelConfig, rules: LocalRules, *, devices: Sequence[torch.device] = (_CPU,)
+    ) -> None:
+        super().__init__(spec, model, rules.outer, devices=devices)
         self._kept = len(self._update.vectors)  # its own weights begin as the anchor's vector
         self._rules = rules
         self._own: Vectors | None = None

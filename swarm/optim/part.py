@@ -43,8 +43,9 @@ from swarm.models.passes import (
     summed,
 )
 from swarm.models.registry import family_of
+from swarm.models.sharded import shards_of
 from swarm.models.spec import ModelConfig, PartSpec
-from swarm.optim.accumulate import AccumulatorDType, OpenSums
+from swarm.optim.accumulate import Accumulator, AccumulatorDType, OpenSums
 from swarm.optim.clipping import Lengths
 from swarm.optim.update import ElementRun, StepNumbers, StepPlan, Update, Vectors, hashes_after, stay, take_step
 from swarm.planning.costs import MemoryKind
@@ -296,7 +297,8 @@ class TrainedPart(PartState):
     Memory per parameter, with AdamW: 12 bytes of state on the host; on the device 4 (or 8) of accumulator, 2 of weights
     where ``compute`` is bfloat16, else 4 where the device is not the host, whose vector serves as weights. With a
     ``window`` of two, when the step after the open one is fed ahead, 8 more: an accumulator and the parameters of the
-    state before, with which that step's early work is computed.
+    state before, with which that step's early work is computed. Of several devices each has that of its share of what
+    is cut (:mod:`swarm.models.sharded`).
     """
 
     def __init__(
@@ -305,14 +307,18 @@ class TrainedPart(PartState):
         model: ModelConfig,
         update: Update,
         *,
-        device: torch.device = _CPU,
+        devices: Sequence[torch.device] = (_CPU,),
         accumulator: AccumulatorDType = "float32",
         window: int = 1,
     ) -> None:
+        """Raises ConfigError where its layers cannot be cut across so many ``devices``."""
         family = family_of(model)
         self._module = family.build(spec)
-        super().__init__(spec, family.layout(self._module), update, device)
-        self._sums, self._window = OpenSums(self.layout, accumulator, device, window), window
+        super().__init__(spec, family.layout(self._module), update, devices[0])
+        number = spec.tensor if spec.tensor > 1 else len(devices)
+        self.shards = shards_of(self._module, self.layout, family.tensor_plan, number, devices)
+        self._sums = OpenSums(lambda: Accumulator(self.layout, accumulator, devices[0], self.shards), window)
+        self._window = window
         self._kept = window - 1
         self._modules, self._versions = [self._module], dict[int, PartModule]()
         self._defers = False
@@ -429,7 +435,7 @@ class TrainedPart(PartState):
     def gradient_sum(self, step: int | None = None) -> Tensor:
         """A CPU copy of the sum over what is accumulated in a step, else in the one after :attr:`step`,
         (layout.elements,) in the accumulator's dtype."""
-        return self._sums[self.step + 1 if step is None else step].total.detach().to(_CPU, copy=True)
+        return self._sums[self.step + 1 if step is None else step].copied()
 
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> Tensor | None:
         """Return this replica's input to the round when ``assigned``, with so many target tokens, count for it: the sum
@@ -491,7 +497,11 @@ class TrainedPart(PartState):
         super()._become(state, step)
 
     def _stepped(self) -> None:
-        refresh_weights(self._module, self.layout.views(self._installed()[0]))
+        weights = self.layout.views(self._installed()[0])
+        if self.shards is None:
+            refresh_weights(self._module, weights)
+        else:
+            self.shards.refresh(self._module, weights)
 
     def _open(self, step: int) -> None:
         if step not in self._versions:  # the vectors have changed in place, or nothing has
@@ -502,7 +512,11 @@ class TrainedPart(PartState):
 
     def _compute_with(self, params: Tensor, module: PartModule) -> None:
         """Have a module compute with these parameters from now on, float32 (elements,)."""
-        install_weights(module, self.layout.views(params), requires_grad=True, device=self._device)
+        weights = self.layout.views(params)
+        if self.shards is None:
+            install_weights(module, weights, requires_grad=True, device=self._device)
+        else:
+            self.shards.install(module, weights)
 
     def _module_for(self, work: StepWork | None) -> PartModule:
         self._installed()

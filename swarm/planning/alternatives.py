@@ -1,4 +1,5 @@
-"""What a plan is set beside: one machine alone, its layers swapped in and out, and rows cut into slices. Pure."""
+"""What a plan is set beside: one machine alone, its layers swapped in and out, rows cut into slices, and layers cut
+across devices of one peer. Pure."""
 
 from __future__ import annotations
 
@@ -89,6 +90,51 @@ def slices(plan: StepForecast) -> SliceForecast:
         enough=FULL_PIPELINE * stages,
         saves_s=plan.filling_s * (1 - 1 / SLICES),
     )
+
+
+DEVICES = 2
+"""Of one peer, that are reckoned with."""
+LAYER_CROSSINGS = 4
+"""Hidden states that go to another device or come from it in one pass through a layer: to attention and feed-forward,
+and back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorForecast:
+    """What cutting each layer across :data:`DEVICES` of a peer gives at the slowest stage: seconds of a microbatch on
+    one device, and on several, of which ``between_s`` are for what goes from one to the other. Cut by layers, as stages
+    of their own, the same devices take ``whole_s`` ÷ DEVICES each, and send a hidden state once."""
+
+    stage: str
+    layers: int
+    whole_s: float
+    tensor_s: float
+    between_s: float
+
+    @property
+    def worth_it(self) -> bool:
+        """Return whether it saves time where no layers are left to cut between."""
+        return self.layers == 1 and self.tensor_s < self.whole_s
+
+
+def tensors(work: Workload, classes: Sequence[PeerClass], plan: StepForecast) -> TensorForecast | None:
+    """Reckon with :data:`DEVICES` such devices in place of each one at the slowest stage, on one machine; None where
+    that stage computes on no device apart from its host."""
+    stages, again, rows = len(plan.layout.stages), plan.layout.recompute, plan.layout.rows
+    at = min(range(stages), key=lambda at: plan.parts[at].rate)
+    apart = [
+        one
+        for one, number in zip(classes, plan.layout.places[at], strict=True)
+        if number and one.host_memory is not None
+    ]
+    if not apart:
+        return None
+    part, passes = plan.parts[at], 3 if again else 2
+    whole_s = (BACKWARD + again) * part.needs.flops * rows * work.context / min(one.flops for one in apart)
+    crossing = passes * LAYER_CROSSINGS * (DEVICES - 1) * part.layers * rows * work.layer.thrifty
+    between_s = crossing / HOST_LINK
+    return TensorForecast(stage=part.name, layers=part.layers, whole_s=whole_s,
+                          tensor_s=whole_s / DEVICES + between_s, between_s=between_s)  # fmt: skip
 
 
 def used_classes(classes: Sequence[PeerClass], plan: StepForecast) -> list[tuple[PeerClass, int]]:

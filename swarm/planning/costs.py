@@ -93,15 +93,27 @@ def held_bytes(model: ModelConfig, *, vectors: int = 3, exact: bool = False, loc
     return sum(bytes_by_kind(model, vectors=vectors, exact=exact, local=local).values()) - ROUND_BYTES
 
 
-def apart_bytes(model: ModelConfig, spec: PartSpec, *, exact: bool = False, overlap: bool = False) -> int:
+def apart_bytes(
+    model: ModelConfig, spec: PartSpec, *, exact: bool = False, overlap: bool = False, devices: int = 1
+) -> int:
     """Memory of a device apart from the host that training a part takes beside its activations, at most: the weights
     that are computed with, the sum of gradients, and what is frozen. The rest of :func:`bytes_by_kind` lies on the
-    host."""
+    host. Of several ``devices`` that the part is cut across the first takes the most: this."""
     each, cost = (
         (2 if model.compute == "bfloat16" else 4) + (8 if exact else 4),
         family_of(model).cost(spec, model.context),
     )
-    return (2 if overlap else 1) * each * cost.parameters + cost.frozen_held
+    share = 1.0 if devices == 1 else 1.0 - cut_share(model, spec) * (1.0 - 1.0 / devices)
+    return int((2 if overlap else 1) * each * cost.parameters * share) + cost.frozen_held
+
+
+def cut_share(model: ModelConfig, spec: PartSpec) -> float:
+    """Return the share of a part's elements that are cut across a peer's devices, where it has several. Builds the part
+    without weights."""
+    from swarm.models.sharded import find_cut
+
+    family = family_of(model)
+    return find_cut(family.build(spec), family.tensor_plan()).share
 
 
 def training_bytes(

@@ -1,4 +1,5 @@
-"""``make gpu-check``: the benchmark ``device`` at its full size on a machine with a GPU, and a judgement.
+"""``make gpu-check``: the benchmark ``device`` at its full size on a machine with a GPU, ``tensor`` where there are
+two, and a judgement.
 
 Exits 1 where a promise is not kept or a measurement failed, which the benchmark itself does not, and 2 without a GPU.
 """
@@ -6,11 +7,11 @@ Exits 1 where a promise is not kept or a measurement failed, which the benchmark
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarm.optim import native
-from tests.benchmarks import device
+from tests.benchmarks import device, tensor
 from tests.benchmarks._supervised import supervised
 from tests.benchmarks.runner import Size, measure, show
 
@@ -34,9 +35,26 @@ def gpu_missing() -> str | None:
     )
 
 
-def verdict(summary: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the exit code, and the last line for a person."""
-    failed = summary["failed"]
+def gpus() -> int:
+    """Return how many there are."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def broken_by_two(summary: Mapping[str, Any]) -> list[str]:
+    """Return the promises of ``tensor`` that two GPUs do not keep."""
+    kept = {
+        "degrees_equal": summary["degrees_equal"] == 1,
+        "max_abs_diff": summary["max_abs_diff"] <= summary["max_abs_diff_bar"],
+        "two_gpus_over_one": summary["two_gpus_over_one"] >= summary["two_gpus_over_one_bar"],
+    }
+    return [f"tensor: {name} {summary[name]}" for name, held in kept.items() if not held]
+
+
+def verdict(summary: Mapping[str, Any], more: Sequence[str] = ()) -> tuple[int, str]:
+    """Return the exit code, and the last line for a person; ``more`` is what else failed."""
+    failed = [*summary["failed"], *more]
     if failed:
         return 1, f"gpu-check: {len(failed)} failed on {summary['device']}: {', '.join(failed)}"
     return 0, f"gpu-check: everything that must hold holds on {summary['device']}"
@@ -51,7 +69,12 @@ def main() -> int:
     native.build()  # as set-up does
     measurement = measure("device", device.run, size=Size.FULL, command="make gpu-check")
     show(measurement)
-    code, said = verdict(measurement.result.summary)
+    more: list[str] = []
+    if gpus() > 1:
+        two = measure("tensor", tensor.run, size=Size.DEFAULT, command="make gpu-check")
+        show(two)
+        more = broken_by_two(two.result.summary)
+    code, said = verdict(measurement.result.summary, more)
     print(said, file=sys.stderr)
     return code
 

@@ -27,6 +27,7 @@ from swarm.models.layout import FlatLayout, install_weights
 from swarm.models.lora import Stored, install_base
 from swarm.models.packing import packed
 from swarm.models.registry import family_of, steering
+from swarm.models.sharded import shards_of
 from swarm.optim.accumulate import Accumulator
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
@@ -129,6 +130,9 @@ class ExactLoop:
         self._config, self._steps, self._rate = manifest.optimizer, manifest.run.steps, steering(manifest.model)
         family = family_of(manifest.model)
         self._model = family.build(family.whole)
+        self._layout = family.layout(self._model)
+        cpu = (torch.device("cpu"),)
+        self._shards = shards_of(self._model, self._layout, family.tensor_plan, manifest.split.tensor, cpu)
         weights = family.initial_weights(manifest.run.seed, files=files)
         self._parts = {
             spec.name: _PartLoop.of(spec.name, family.layout(family.build(spec)), weights)
@@ -142,11 +146,11 @@ class ExactLoop:
         of its own, where stages have variants: those that it passes, which alone learn from it."""
         loss_sums, tokens = [], 0
         for sample in samples:
-            install_weights(self._model, self.weights(sample.choice), requires_grad=True)
+            self._install(self.weights(sample.choice))
             with packed(sample.positions), weighed(int((sample.targets >= 0).sum())):
                 total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
             named = self._model.trained_of()
-            gradients = dict(zip(named, torch.autograd.grad(total, list(named.values())), strict=True))
+            gradients = self._whole(dict(zip(named, torch.autograd.grad(total, list(named.values())), strict=True)))
             for part in self._passed(sample.choice):
                 part.sum.add(sample.id, [(name, gradients[name]) for name in part.names])
                 part.tokens += count
@@ -175,6 +179,20 @@ class ExactLoop:
                 counts = mean[place].double()
                 after.params[place] += torch.sign(counts.mean() - counts).float() * self._rate
         return after
+
+    def _install(self, weights: Mapping[str, Tensor]) -> None:
+        if self._shards is None:
+            install_weights(self._model, weights, requires_grad=True)
+        else:
+            self._shards.install(self._model, weights)
+
+    def _whole(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of whole tensors, of a run that computes layers in shards, too: one process, one device."""
+        if self._shards is None:
+            return gradients
+        wholes = self._layout.views(torch.zeros(self._layout.elements))
+        self._shards.add_into(wholes, gradients.items())
+        return wholes
 
     def _passed(self, choice: int) -> list[_PartLoop]:
         return [part for name, part in self._parts.items() if takes(name, choice)]

@@ -111,7 +111,7 @@ def trained_part(
     model: ModelConfig, device: torch.device, snapshot: Snapshot, spec: PartSpec | None = None
 ) -> TrainedPart:
     """A part on a device, without ``spec`` the stage, holding ``snapshot``."""
-    part = TrainedPart(spec or stage_spec(model), model, AdamW(OptimizerConfig()), device=device)
+    part = TrainedPart(spec or stage_spec(model), model, AdamW(OptimizerConfig()), devices=(device,))
     part.install(snapshot)
     return part
 

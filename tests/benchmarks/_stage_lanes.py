@@ -114,7 +114,7 @@ class _Stage:
     def __init__(self, device: torch.device, size: Size, *, window: int = 1, defers: bool = False) -> None:
         model = size.model("bfloat16", dropout=0.1)
         spec, update = stage_spec(model), AdamW(OptimizerConfig())
-        self.part = TrainedPart(spec, model, update, device=device, accumulator="float64", window=window)
+        self.part = TrainedPart(spec, model, update, devices=(device,), accumulator="float64", window=window)
         self.part.defer_weight_gradients(defers)
         self.part.install(first_snapshot(model))
         specs = BoundarySpecs(

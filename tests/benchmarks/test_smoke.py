@@ -28,6 +28,7 @@ MUST: Mapping[str, Mapping[str, object]] = {
     "lora": {"runs_bit_equal": 1, "replicas_killed": 2, "bases_changed": 0, "adapters_differing": 0},
     "merging-models": {"unit_equal": 1, "cases": 1},
     "delink": {"switch_difference": 0.0},
+    "tensor": {"degrees_equal": 1},
     "variants": {"bytes_over_dense": 1.0},
     "liars": {"lies": 2, "runs_stopped": 0, "honest_accused": 0},
 }  # fmt: skip

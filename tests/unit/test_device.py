@@ -16,6 +16,7 @@ from swarm.device import (
     DeviceThread,
     allocated_memory,
     choose_device,
+    choose_devices,
     compute_reproducibly,
     free_memory,
     is_out_of_memory,
@@ -122,6 +123,27 @@ def test_resolve_device_unknown_or_absent_names_the_remedy(text: str) -> None:
 
 def test_resolve_device_cpu_is_there() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("cpu+auto", "by name"), ("cpu+cuda:0", "of one kind"), ("cuda+cuda:0", "each GPU once"), ("mps+mps", "once"),
+     ("cpu+tpu", "of one kind"), ("cpu+", "of one kind"), ("cuda:98+cuda:99", "cpu")],
+)  # fmt: skip
+def test_devices_that_cannot_compute_one_part_together_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        choose_devices(text)
+
+
+async def test_devices_of_one_peer_are_asked_for_the_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_devices("cpu+cpu") == ((torch.device("cpu"),) * 2, "as asked")
+    assert len(choose_devices("auto")[0]) == 1
+    gpus = [torch.device("cuda", number) for number in range(3)]
+    monkeypatch.setattr(devices, "free_memory", lambda device=None: 500 - 100 * device.index)
+    monkeypatch.setattr(devices, "allocated_memory", lambda device: 10)
+    thread = DeviceThread.__new__(DeviceThread)
+    thread._device, thread._beside, thread._max_memory = gpus[0], (gpus[2], gpus[1]), None
+    assert (thread.torch_devices, thread.free_memory()) == ((gpus[0], gpus[2], gpus[1]), 300)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from swarm.errors import ConfigError, StateError, install_command
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.hf.hf_config import EXPERT_KEYS, LEAK_WHEN_PACKED, USED_EXPERT_KEYS, HfConfig
 from swarm.models.layout import state_of
+from swarm.models.sharded import TensorPlan
 from swarm.models.spec import PartSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -86,6 +87,17 @@ class HfFamily(ModelFamily):
 
         anatomy_of(self._model)
         skeleton(self._model)
+
+    def tensor_plan(self) -> TensorPlan:
+        """See :class:`~swarm.models.family.ModelFamily`: what transformers says of the family, whatever the config
+        does."""
+        require_transformers()
+        from swarm.models.hf.skeleton import their_config
+
+        text = their_config(self._model.config).get_text_config()
+        above, heads = anatomy_of(self._model).path.removesuffix("layers"), getattr(text, "num_attention_heads", 0)
+        styles = {f"model.{above}{path}": style for path, style in (type(text).base_model_tp_plan or {}).items()}
+        return TensorPlan(styles, heads, getattr(text, "num_key_value_heads", None) or heads)
 
     def cost(self, spec: PartSpec, sequence: int) -> PartCost:
         """See :class:`~swarm.models.family.ModelFamily`.

@@ -55,7 +55,8 @@ async def test_stage_host_says_before_anything_else_which_stages_its_memory_does
             raise asyncio.CancelledError
 
         settings = member_settings(peer_settings(home=Path("h"), role="stage", stage=stage))
-        device = SimpleNamespace(torch_device=torch.device("cpu"), free_memory=lambda: free)
+        cpu = torch.device("cpu")
+        device = SimpleNamespace(torch_device=cpu, torch_devices=(cpu,), free_memory=lambda: free)
         around = SimpleNamespace(
             endpoint=SimpleNamespace(addresses=()), clock=FakeClock(), manifest=manifest, device=device, credential=None
         )

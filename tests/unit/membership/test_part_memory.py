@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName
 from swarm.membership import memory as accounts
 from swarm.membership import part_memory, rules
-from swarm.membership.parts import build_empty
+from swarm.membership.parts import build_empty, check_devices
 from swarm.models.registry import family_of
 from swarm.planning.costs import GRAPH_SHARE, ROUND_BYTES, apart_bytes, graph_bytes, training_bytes
 from swarm.sim import device as sim_device
@@ -67,6 +68,8 @@ def test_part_has_to_fit_into_a_gpu_and_what_lies_beside_it_into_the_machine() -
     assert lacking("cuda:1", both - own, own) == ""
     assert "B of memory are free here" in lacking("cuda:1", both - own - 1, own)
     assert "B of memory of cuda:1 are free here" in lacking("cuda:1", both - own, own - 1)
+    two = apart_bytes(manifest.model, spec, exact=manifest.run.reproducible, devices=2)
+    assert own / 2 < two < own, "norms are on the first device alone"
     assert lacking("mps", both, own) == ""
     assert "B of memory are free here" in lacking("mps", both - 1, both), "its memory is the machine's"
 
@@ -113,11 +116,49 @@ async def test_host_moves_where_what_it_lets_go_makes_room_for_the_rest(monkeypa
     assert accounts.lacking_to_move(around, held, to, needed // 8) == "", "what the step's round holds goes with it"
 
 
-async def test_reproducible_run_is_refused_on_a_device_without_float64() -> None:
-    manifest = manifest_of(run={"reproducible": True})
-    around = SimpleNamespace(manifest=manifest, device=Accelerator("mps", 0, 0))
-    with pytest.raises(ConfigError, match="float64"):
-        await build_empty(cast(Any, around), PartName("stage-0"))
+@pytest.mark.parametrize(
+    ("devices", "tensor", "reproducible", "said"),
+    [
+        ("mps", 1, True, "float64"),
+        ("mps", 1, False, ""),
+        ("cpu+cpu", 1, True, "shards of layers add up to other bits"),
+        ("cpu+cpu", 1, False, ""),
+        ("cpu+cpu+cpu", 4, True, "so many devices: 1, 2, 4"),
+        ("cpu+cpu+cpu", 4, False, "every peer of this run computes 4 shards"),
+        ("cpu+cpu", 4, True, ""),
+        ("cpu", 4, True, ""),
+    ],
+)
+def test_devices_that_cannot_compute_as_the_run_does_are_refused(
+    devices: str, tensor: int, reproducible: bool, said: str
+) -> None:
+    manifest = manifest_of(run={"reproducible": reproducible})
+    manifest = manifest.model_copy(update={"split": manifest.split.model_copy(update={"tensor": tensor})})
+    named = [torch.device(name) for name in devices.split("+")]
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        check_devices(manifest, named)
+
+
+@pytest.mark.parametrize("layers", [1, 0])
+async def test_devices_among_which_nothing_can_be_shared_are_refused(layers: int) -> None:
+    """What is not a number of heads, or has no layers."""
+    manifest, three = manifest_of(), Several(3)
+    with pytest.raises(ConfigError, match="attention heads" if layers else "nothing of ends can be cut") as refused:
+        await build_empty(cast(Any, SimpleNamespace(manifest=manifest, device=three)),
+                          PartName("stage-0" if layers else "ends"))  # fmt: skip
+    assert refused.value.key == "device"
+
+
+class Several(InlineDevice):
+    """So many CPUs that share what is computed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.number = number
+
+    @property
+    def torch_devices(self) -> tuple[torch.device, ...]:
+        return (self.torch_device,) * self.number
 
 
 class Part:

@@ -38,7 +38,7 @@ class Told:
             clock=self.clock,
             endpoint=endpoint,
             watch=SimpleNamespace(gone=self.gone),
-            device=SimpleNamespace(torch_device=torch.device("cpu")),
+            device=SimpleNamespace(torch_device=torch.device("cpu"), torch_devices=(torch.device("cpu"),)),
         )
         rules = SimpleNamespace(codecs=FIXED, moves=MoveRules())
         run = SimpleNamespace(around=around, situation=self.situation, rules=rules)

@@ -69,20 +69,23 @@ def test_what_has_no_direction_says_nothing(rows: torch.Tensor) -> None:
 
 
 def test_words_are_about_what_is_in_the_sum_and_of_five_trainers_at_least() -> None:
-    total, sketches = torch.zeros(40), Sketches(40, torch.device("cpu"), 1)
+    # Of two devices: one sum in two vectors.
+    total = torch.zeros(40)
+    sums = [total[:12], total[12:]]
+    sketches = Sketches(sums, 1)
     said = dict(zip("abcde", torch.eye(5, 40) + 1.0, strict=True))
     for trainer, share in said.items():
         assert sketches.words("abcde") == ()
-        with sketches.seeing(trainer, total):
+        with sketches.seeing(trainer, sums):
             total += share
     found = sketches.words("abcde")
     assert all(0 < word <= WHOLE_WORD for word in found)
-    with sketches.seeing("a", total):
+    with sketches.seeing("a", sums):
         total -= 2 * said["a"]
     turned = sketches.words("abcde")
     assert turned[0] < 0
     assert sketches.words("abcd") == (), "of four nobody can be judged"
-    with sketches.seeing("a", total):
+    with sketches.seeing("a", sums):
         total += said["a"]
     assert sketches.words("abcde") == (), "nothing of it is in the sum"
     sketches.draw()
@@ -90,20 +93,22 @@ def test_words_are_about_what_is_in_the_sum_and_of_five_trainers_at_least() -> N
 
 
 def test_long_sum_is_seen_at_places_that_the_secret_draws_anew_for_each_step() -> None:
-    one, same, other = (Sketches(COORDINATES * 4, torch.device("cpu"), secret) for secret in (1, 1, 2))
-    first = one._at
+    one, same, other = (Sketches([torch.zeros(COORDINATES * 4)], secret) for secret in (1, 1, 2))
+    (first,) = one._at
     assert len(first) == COORDINATES
-    assert torch.equal(first, same._at)
-    assert not torch.equal(first, other._at)
+    assert torch.equal(first, same._at[0])
+    assert not torch.equal(first, other._at[0])
     one.draw()
-    assert not torch.equal(first, one._at)
+    assert not torch.equal(first, one._at[0])
 
 
 def test_of_more_trainers_than_there_is_room_for_the_rest_is_not_judged() -> None:
-    total, sketches = torch.zeros(8), Sketches(8, torch.device("cpu"), 1)
+    total = torch.zeros(8)
+    sums = [total]
+    sketches = Sketches(sums, 1)
     names = [f"{number:04}" for number in range(MOST_TRAINERS + 1)]
     for name in names:
-        with sketches.seeing(name, total):
+        with sketches.seeing(name, sums):
             total += 1.0
     assert sketches.words(names) == (*[WHOLE_WORD] * MOST_TRAINERS, 0)
 

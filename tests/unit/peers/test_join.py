@@ -136,7 +136,8 @@ def test_join_bad_input_is_refused_before_anything_is_made(
         "", "swarm1:abc", "/ip4/192.0.2.7/tcp/31337", f"/ip4/192.0.2.7/tcp/1/ws/p2p/{PEER}",
         "INVITE --data TMP/nothing", "INVITE --data TMP/empty", "INVITE --data TMP/empty.txt",
         "INVITE --data TMP/empty.txt --role stage", "INVITE --stage 1 --role trainer", "INVITE --data TMP/torn",
-        "INVITE --device tpu", "INVITE --checkpoints /proc/nope/{run}",
+        "INVITE --device tpu", "INVITE --device cpu+cuda", "INVITE --device cpu+auto", "INVITE --device cuda:1+cuda:1",
+        "INVITE --device cpu+cpu --role trainer", "INVITE --checkpoints /proc/nope/{run}",
         f"INVITE --listen /ip4/127.0.0.1/tcp/{taken}", "INVITE --region Here!", "INVITE --threads 0",
         "INVITE --place name!",
     )  # fmt: skip

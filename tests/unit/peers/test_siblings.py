@@ -49,7 +49,7 @@ def test_limits_of_the_machine_are_shared_out() -> None:
         ({"device": "cuda:1,cuda:0,cuda:1"}, "each GPU once"),
         ({"device": "cuda,cuda:0"}, "each GPU once"),
         ({"device": "cpu,auto"}, "devices by name"),
-        ({"role": "trainer"}, "one device for a trainer"),
+        ({"device": "cuda:0+cuda:1,cuda:2+cuda:1"}, "each GPU once"),
     ],
 )
 def test_devices_that_cannot_each_have_a_peer_are_refused(changes: dict[str, str], said: str) -> None:

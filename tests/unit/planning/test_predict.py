@@ -7,7 +7,7 @@ import pytest
 
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
-from swarm.planning.alternatives import alone, mfu, slices
+from swarm.planning.alternatives import HOST_LINK, alone, mfu, slices, tensors
 from swarm.planning.costs import palm_flops_per_token, training_flops_per_token
 from swarm.planning.predict import HOP_S, UPDATE_S, expected_pace, predict, whole_microbatches_s
 from swarm.planning.workload import PartLayout, PartNeeds, PeerClass, Workload
@@ -128,3 +128,22 @@ def test_slices_pay_below_four_microbatches_a_stage() -> None:
     assert not slices(predict(WORK, [PEER], LAYOUT)).worth_it
     few = slices(predict(replace(WORK, rows=16), [PEER], LAYOUT))
     assert (few.under_way, few.enough, few.worth_it) == (2, 8, True)
+
+
+def test_tensors_pay_where_no_layers_are_left_to_cut_between() -> None:
+    gpu = replace(PEER, host_memory=8 * GIB)
+    assert tensors(WORK, [PEER], predict(WORK, [PEER], LAYOUT)) is None, "it has no device of its own"
+    found = tensors(WORK, [gpu], predict(WORK, [gpu], LAYOUT))
+    assert found is not None
+    assert found.whole_s == pytest.approx(3 * 2e6 * 400 / 1e9)
+    assert found.between_s == pytest.approx(2 * 4 * 2 * 4 * 1e5 / HOST_LINK)
+    assert found.tensor_s == pytest.approx(found.whole_s / 2 + found.between_s)
+    assert not found.worth_it, "layers go first"
+    single = PartLayout(stages=(1, 1, 1, 1), places=((1,), (1,), (1,), (1,), (1,)), rows=4)
+    finest = tensors(WORK, [gpu], predict(WORK, [gpu], single))
+    assert finest is not None
+    assert finest.worth_it
+    quick = replace(gpu, flops=1e15)
+    carried = tensors(WORK, [quick], predict(WORK, [quick], single))
+    assert carried is not None
+    assert not carried.worth_it, "what goes between devices takes longer than a device computes"
