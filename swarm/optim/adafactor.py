@@ -161,7 +161,7 @@ class _Divisor:
     eps: float
 
     def __getitem__(self, piece: slice) -> Tensor:
-        """See :class:`~swarm.optim.update.Source`."""
+        """See :class:`~swarm.optim.update.Pieces`."""
         start, stop = piece.start, piece.stop
         if self.by_column is None:
             return torch.add(self.by_row[start:stop], self.eps)

@@ -49,7 +49,7 @@ ElementStep = Callable[[Vectors, Vectors, Vectors], None]
 which may be the state before. Each element depends on the same one of the others only."""
 
 
-class Source(Protocol):
+class Pieces(Protocol):
     """What a step reads beside the state: a vector, or what makes a piece of one."""
 
     def __getitem__(self, piece: slice, /) -> Tensor:
@@ -64,7 +64,7 @@ class ElementRun:
     start: int
     stop: int
     step: ElementStep
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Pieces, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class StepPlan:
     from the one numbered ``first`` on; what ends before, or begins behind them, is none of a run's that reads them.
     ``settled`` are vectors of the state after, by number, that are known already; runs make the others."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Pieces, ...]
     runs: tuple[ElementRun, ...]
     first: int = 0
     settled: Mapping[int, Tensor] = field(default_factory=dict)
