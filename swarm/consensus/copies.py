@@ -58,6 +58,15 @@ def on_one_machine(roster: Roster, copies: int) -> tuple[PartName, ...]:
     return tuple(part for part, found in marks.items() if len(found) == 1 and "" not in found)
 
 
+def to_spare(roster: Roster, gone: Collection[str], part: str) -> tuple[PeerId, ...]:
+    """Return the stage hosts of which one may be asked to move to a lost part that it has no copy of: those whose own
+    part keeps a replica, the most first. Pure."""
+    left = Counter(member.part for member in roster.members if member.peer not in gone)
+    there = [member for member in roster.members if member.role == "stage" and member.peer not in gone]
+    able = [member for member in there if part != ENDS and left[member.part] > 1]
+    return tuple(PeerId(member.peer) for member in sorted(able, key=lambda one: (-left[one.part], one.peer)))
+
+
 COPY_BYTES_S = 16 << 20
 """A quarter of what one donor hands out at most (``swarm.state.transfer``)."""
 

@@ -128,7 +128,7 @@ class Following:
         if old is not None:
             await self._copying.keep(old, record)
         if state is None:
-            return f"its copy of {name}, which it holds from step {record.step + 1} on, came too late"
+            return f"it holds {name} from step {record.step + 1} on, and no copy of that state is here"
         part = await build_empty(self._run.around, name, record.members.peers)
         await self._run.around.device.run(part.install, state)
         await self.prepare(part, record)

@@ -303,7 +303,7 @@ class Joining:
         donors = donors[first:] + donors[:first]
         if name in self._run.rules.frozen:
             donors += self._willing([peer for peer in head.members.peers if peer not in donors])
-        elif name is not None and attempt > 0:
+        elif name is not None and (attempt > 0 or not donors):
             donors += self._willing(copy_holders(head.members, name, self._around.manifest.run.copies))
         return donors
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from swarm.clock import moment
-from swarm.consensus.copies import copy_holders
+from swarm.consensus.copies import copy_holders, to_spare
 from swarm.consensus.roster import (
     NO_PARTS,
     ROUTES,
@@ -119,7 +119,7 @@ def _holder(
         unless = ", unless it is there again" if kept is None else ""  # who asks to join tells the leader alone
         start = f"start {_names(roster, replicas)} where it was{unless}"
         return f"a replica of {part}: {lost}; nobody keeps a copy; next: {start}"
-    if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
+    if kept is None and to_spare(roster, gone, part):
         return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
     who = "a trainer" if part == ENDS else "a stage host"
     return f"{who} to join for {part} ({how(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
@@ -160,14 +160,6 @@ def awaited_return(then: str, until: float) -> str:
     """Return what is said beside lost parts of which nobody keeps a copy: what comes ``then``, or is in the way, and
     when those that are left end (seconds since the epoch), if nothing does."""
     return f"{then}; if nobody comes, those that are left end at {moment(until)}"
-
-
-def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str]) -> bool:
-    """As :func:`swarm.step.member.rescue.choose` has it: a stage host whose own stage keeps a replica."""
-    own = roster[peer]
-    if part == ENDS or own.role != "stage" or own.part is None:
-        return False
-    return sum(other not in gone for other in roster.replicas(PartName(own.part))) > 1
 
 
 def _names(roster: Roster, peers: Collection[PeerId]) -> str:
