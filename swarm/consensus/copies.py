@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -105,7 +105,8 @@ def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId
     held = {part: len(at[part]) for part in parts}
     wanted = {part: min(copies, len(_keepers(roster, part) - at[part])) for part in parts}
     marks = {(member.part, member.machine) for member in roster.members if member.part and member.machine}
-    rest = heapq.merge(*(_pairs(member, parts, held, marks) for member in roster.members))
+    dealt = tuple((part, roster.dealt.get(part, 0)) for part in parts)
+    rest = heapq.merge(*(_pairs(member, dealt, held, marks) for member in roster.members))
     pairs: list[_Pair] = []  # as far as they were needed: of many peers a few percent
     holders: dict[PartName, list[PeerId]] = {part: [] for part in parts}
     load: Counter[PeerId] = Counter()
@@ -129,15 +130,17 @@ def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId
 
 
 _Pair = tuple[bool, bool, bytes, PeerId, PartName]
+_Dealt = tuple[tuple[PartName, int], ...]
+"""All parts, each with the step with which its copies were given to others last, or 0."""
 
 
 def _pairs(
-    member: Member, parts: Sequence[PartName], held: Mapping[PartName, int], marks: Collection[tuple[str | None, str]]
+    member: Member, dealt: _Dealt, held: Mapping[PartName, int], marks: Collection[tuple[str | None, str]]
 ) -> Iterator[_Pair]:
     """What a member may keep, in its order: each part, those last that its machine holds, by its mark in ``marks``, and
     after those of all others where its own part needs it."""
     needed, peer = _stays_needed(held, member.part), PeerId(member.peer)
-    drawn = [(draw, part) for draw, part in _drawn(peer, tuple(parts)) if _may_keep(member, part)]
+    drawn = [(draw, part) for draw, part in _drawn(peer, dealt) if _may_keep(member, part)]
     for near in (False, True):
         for draw, part in drawn:
             if ((part, member.machine) in marks) == near:
@@ -145,9 +148,10 @@ def _pairs(
 
 
 @lru_cache(maxsize=PEERS_KNOWN)
-def _drawn(peer: PeerId, parts: tuple[PartName, ...]) -> tuple[tuple[bytes, PartName], ...]:
+def _drawn(peer: PeerId, dealt: _Dealt) -> tuple[tuple[bytes, PartName], ...]:
     """The parts in a peer's own order (rendezvous hashing)."""
-    return tuple(sorted((hashlib.sha256(f"{peer}|{part}".encode()).digest(), part) for part in parts))
+    named = ((part, f"{peer}|{part}|{step}" if step else f"{peer}|{part}") for part, step in dealt)
+    return tuple(sorted((hashlib.sha256(name.encode()).digest(), part) for part, name in named))
 
 
 def _keepers(roster: Roster, part: PartName) -> set[PeerId]:

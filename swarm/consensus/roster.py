@@ -67,7 +67,7 @@ class Roster:
     from it is found once. ``admissions`` says who may join them, where the record that names them does; ``slow`` what
     it says of members that hold steps up, ``barred`` of peers that were proven wrong
     (:mod:`swarm.consensus.faults`); ``unfed`` are the trainers of whom the step takes nothing while others are there,
-    with the step from which they may feed again."""
+    with the step from which they may feed again; ``dealt`` is since which step others keep copies of a part."""
 
     def __init__(
         self,
@@ -76,8 +76,9 @@ class Roster:
         slow: Mapping[str, Slow] = MappingProxyType({}),
         barred: Mapping[str, Barred] = MappingProxyType({}),
         unfed: Mapping[PeerId, int] = MappingProxyType({}),
+        dealt: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self.admissions, self.slow, self.barred, self.unfed = admissions, slow, barred, unfed
+        self.admissions, self.slow, self.barred, self.unfed, self.dealt = admissions, slow, barred, unfed, dealt
         self.members = tuple(sorted(members, key=lambda member: member.peer))
         self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
         self._order: tuple[int, tuple[PeerId, ...]] = (-1, ())

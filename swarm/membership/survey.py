@@ -162,7 +162,7 @@ class Survey:
             beside=head.members.parts_beside(me, settings.beside),
             unfit=unfit,
             chosen=self._run.situation.part,
-            load={} if settings.stage is None else loads(parts, head.committed),
+            load={} if settings.stage is None else loads(parts, head.passed),
             home=home,
         )
         try:

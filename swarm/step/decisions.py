@@ -181,6 +181,8 @@ def given_up(
         absent=absent,
         void=True,
         usual=head.usual,
+        passed=head.passed,
+        dealt=head.dealt,
         trials=head.trials,
         codecs=head.codecs,
         lineage=head.lineage,
@@ -196,8 +198,9 @@ def gone_back(
 ) -> CloseRecord:
     """The record with which the run goes back from ``head`` to the state after an earlier one, ``to``. Pure: every
     member computes the same. Weights and cursors are those of then, and so are the parts that hosts hold; who takes
-    part, and what is known of links, are of now. What replicas were owed for a close that they had missed is of steps
-    that do not count; whom the run takes nothing from since then rests on, by no words of such steps."""
+    part, and what is known of links and of how busy variants are, are of now. What replicas were owed for a close that
+    they had missed is of steps that do not count; whom the run takes nothing from since then rests on, by no words of
+    such steps."""
     opens = to.step + 1  # all take part from there on, whatever they joined
     rest = {peer: one.rest for peer, one in head.trials.items() if one.times > to.trials.get(peer, Trial()).times}
     members = tuple(one.model_copy(update={"since": min(one.since, opens)}) for one in roster.members)
@@ -221,6 +224,8 @@ def gone_back(
         links={peer: link for peer, link in head.links.items() if peer in roster},
         paces={peer: pace for peer, pace in head.paces.items() if peer in roster},
         usual=to.usual,
+        passed=head.passed,
+        dealt=head.dealt,
         trials={**to.trials, **rest},
         codecs=head.codecs,
         spread_ms=head.spread_ms,
