@@ -1,6 +1,7 @@
 """Assign copies of each part to peers that do not train it, so that a part whose replicas all die is not lost. Pure.
 
-Private ends are never copied to a stage host: with them it could read what trainers send it.
+Private ends are never copied to a stage host: with them it could read what trainers send it. What an organisation keeps
+to itself (:attr:`~swarm.consensus.roster.Roster.owners`) is copied by nobody.
 
 :class:`Updates` keeps what those that follow a part still need.
 """
@@ -97,12 +98,12 @@ def copy_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, 
 
 
 def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]]:
-    machines, parts = roster.machines, roster.parts
+    machines, parts = roster.machines, tuple(part for part in roster.parts if part not in roster.owners)
     places = {(PartName(member.part), machines[PeerId(member.peer)]) for member in roster.members if member.part}
-    at: dict[PartName, set[PeerId]] = {part: set() for part in parts}
+    at: dict[PartName, set[PeerId]] = {part: set() for part in roster.parts}
     for part, machine in places:
         at[part].add(machine)
-    held = {part: len(at[part]) for part in parts}
+    held = {part: len(there) for part, there in at.items()}
     wanted = {part: min(copies, len(_keepers(roster, part) - at[part])) for part in parts}
     marks = {(member.part, member.machine) for member in roster.members if member.part and member.machine}
     dealt = tuple((part, roster.dealt.get(part, 0)) for part in parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from swarm.clock import moment
+from swarm.columns import takes
 from swarm.consensus.copies import copy_holders, to_spare
 from swarm.consensus.roster import (
     NO_PARTS,
@@ -106,12 +107,18 @@ def _holder(
     if part == TRAINERS:
         lost = _named(roster, roster.trainers)
         return f"a trainer to join ({how(None)}): {lost} lost, and nobody else feeds the run"
+    if part == ROUTES and roster.owners:
+        waits = f"; or a host of {', '.join(roster.paused)}, whose trainers wait" if roster.paused else ""
+        return f"a trainer to join ({how(None)}): {_named(roster, roster.trainers)} lost or waiting{waits}"
     if part == ROUTES:
         lost = _named(roster, [peer for peer in roster.peers if peer in gone and roster.borders.home(peer)])
         return (
             f"an organisation with a trainer and every stage: {lost} lost; next: start one where it was, or have a "
             "peer join with an invite that names an organisation which lacks it"
         )
+    if owner := roster.owners.get(part):
+        lost = lost_replicas(roster, PartName(part), gone)
+        return f"a host of {part}: {lost}; {owner} keeps it to itself; next: {owner} starts one where it was"
     replicas = roster.replicas(PartName(part))
     there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
     if not (there if kept is None else part in kept):
@@ -126,8 +133,10 @@ def _holder(
 
 
 def awaited_near(roster: Roster, me: PeerId, gone: Collection[str], how: HowToJoin = join_words) -> str:
-    """Return what trainers of our organisation wait for, where microbatches stay in it and it lacks a stage, with what
-    can be done; "" for nothing."""
+    """Return what trainers of our organisation wait for, where microbatches stay in it and it lacks a stage, or where
+    it keeps to itself what they pass, with what can be done; "" for nothing."""
+    if roster.owners:
+        return _awaited_own(roster, me, how)
     borders = roster.borders
     if not borders.drawn or me not in roster:
         return ""
@@ -145,6 +154,19 @@ def awaited_near(roster: Roster, me: PeerId, gone: Collection[str], how: HowToJo
     )
 
 
+def _awaited_own(roster: Roster, me: PeerId, how: HowToJoin) -> str:
+    if me not in roster or roster[me].role != "trainer":
+        return ""
+    part = next((part for part in roster.paused if takes(part, roster[me].choice)), None)
+    if part is None:
+        return ""
+    owner = roster.owners[part]
+    return (
+        f"a host of {part}, which {owner} keeps to itself: its trainers wait while others train on; next: {owner} "
+        f"starts one where it was ({how(part)})"
+    )
+
+
 ONCE_WANTED = f"the run goes back to a checkpoint once that is wanted: {Advice.SAY_SO}"
 """What is said beside such parts by who does not lead, in a run that asks."""
 
@@ -152,7 +174,7 @@ ONCE_WANTED = f"the run goes back to a checkpoint once that is wanted: {Advice.S
 def awaited_word(roster: Roster, gone: Collection[PeerId], copies: int) -> str:
     """Return what a run that asks waits for, too, where nobody who is there should keep a copy of a lost part; else
     ""."""
-    lost = [PartName(part) for part in lost_parts(roster, gone) if part not in NO_PARTS]
+    lost = [PartName(part) for part in lost_parts(roster, gone) if part not in (*NO_PARTS, *roster.owners)]
     return ONCE_WANTED if any(set(copy_holders(roster, part, copies)) <= set(gone) for part in lost) else ""
 
 

@@ -9,6 +9,7 @@ from statistics import median_high, median_low
 from typing import Literal
 
 from swarm.columns import held
+from swarm.consensus.changes import Changes
 from swarm.consensus.ledger import weights
 from swarm.consensus.placement import holding
 from swarm.consensus.records import CloseRecord, Contribution, GradientLengths, MeasuredLink
@@ -160,11 +161,17 @@ def cursors(
     return everybody
 
 
-def given_up(
-    head: CloseRecord, previous: str, term: int, roster: Roster, absent: tuple[str, ...], most: int
-) -> CloseRecord:
-    """The void record of the step after ``head``, whose hash is ``previous``: all but the roster is as it was. Pure:
-    every member computes the same."""
+def kept_digests(before: CloseRecord, changes: Changes) -> dict[str, str]:
+    """Return the digests, after the step that follows ``before``, of the parts that an organisation keeps to itself and
+    that nobody held in it: as they were, or what hosts of it say that now join with them."""
+    said = {str(join.member.part): join.state for join in changes.joins if join.state is not None}
+    return {str(part): said.get(str(part), before.digests[part]) for part in before.members.paused}
+
+
+def given_up(head: CloseRecord, previous: str, term: int, roster: Roster, changes: Changes, most: int) -> CloseRecord:
+    """The void record of the step after ``head``, whose hash is ``previous``, with these changes, which make the
+    roster: all else is as it was, but for states that joiners bring (:func:`kept_digests`). Pure: every member computes
+    the same."""
     return CloseRecord(
         run=head.run,
         step=head.step + 1,
@@ -175,10 +182,10 @@ def given_up(
         grad_norm=0.0,
         clip=1.0,
         lr=0.0,
-        digests=dict(head.digests),
+        digests={**head.digests, **kept_digests(head, changes)},
         cursors=cursors(head, (), {}, roster, most),
         roster=roster.members,
-        absent=absent,
+        absent=changes.absent,
         void=True,
         usual=head.usual,
         passed=head.passed,

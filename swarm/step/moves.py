@@ -60,14 +60,14 @@ class MoveRules:
 
     def _balance(self, before: CloseRecord, changes: Changes) -> Balance:
         roster, step = before.members, before.step + 1
-        stages = host_parts(roster.parts)
+        stages = [part for part in host_parts(roster.parts) if part not in roster.owners]  # with these nobody helps
         held = {peer: part for part in stages for peer in roster.replicas(part)}
-        joining = [join.member for join in changes.joins if join.member.role == "stage"]
+        joining = {PeerId(join.member.peer): PartName(join.member.part or "") for join in changes.joins}
         return Balance(
             step=step,
             stages=stages,
             held=held,
-            joining={PeerId(member.peer): PartName(member.part or "") for member in joining},
+            joining={peer: part for peer, part in joining.items() if part in stages},
             going={PeerId(peer) for peer in (*changes.absent, *(leave.peer for leave in changes.leaves))},
             speed=self._speeds(before, held),
             load=loads(stages, before.passed),

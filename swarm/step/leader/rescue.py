@@ -124,6 +124,7 @@ class Rescuing:
                 waited_s = context.clock.monotonic() - began
                 offers = await self._offers(lost)
                 if all(offers.said.values()):
+                    self._in_the_way = "nobody else feeds the run" if not offers.said else self._in_the_way
                     proposal = await self._proposal(offers.said)
                 else:
                     proposal = await self._going_back(lost, offers, waited_s)
@@ -140,7 +141,7 @@ class Rescuing:
         """Return what those say who hold a copy: who lies about its copy has none for us."""
         offers, unsure = dict[str, list[Consent]](), False
         for part in lost:
-            if part in NO_PARTS:
+            if part in NO_PARTS or part in self._roster.owners:
                 continue
             holders = copy_holders(self._roster, PartName(part), self._context.copies)
             if part in self._context.rules.frozen:
@@ -200,7 +201,7 @@ class Rescuing:
             return None
         changes, roster, said = granted
         history, rules = self._context.history, self._context.rules
-        record = given_up(history.head, history.head_hash, self._term, roster, changes.absent, rules.max_members)
+        record = given_up(history.head, history.head_hash, self._term, roster, changes, rules.max_members)
         return self._proposed(record, changes, said)
 
     def _granted(

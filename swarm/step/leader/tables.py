@@ -26,6 +26,7 @@ from swarm.step.decisions import (
     agreed,
     cursors,
     guarded,
+    kept_digests,
     measured,
     paces,
     part_norms,
@@ -143,7 +144,8 @@ class AppliedTable:
             words=self.asked.words,
             trials=self._trials(before),
             passed=passed_by(before.passed, self.reconciled.roster.parts, attempt.committed),
-            digests=dict(one for each in self.digests().items() for one in digests_said(*each).items()),
+            digests=dict(one for each in self.digests().items() for one in digests_said(*each).items())
+            | kept_digests(before, changes),
             cursors=cursors(before, attempt.committed, averaged, following, most),
             roster=following.members,
             absent=changes.absent,

@@ -27,6 +27,7 @@ from swarm.step.decisions import (
     given_up,
     gone_back,
     guarded,
+    kept_digests,
     round_inputs,
     totals,
     usual_by_part,
@@ -253,7 +254,7 @@ class AcceptanceRules:
             raise Refused("the record says that sums were left out that there are not")
         self._check_usual(roster, record)
         self._check_trials(roster, record)
-        if set(record.digests) != set(self._rules.roster.parts_after(record.step, roster)):
+        if set(record.digests) != {*self._rules.roster.parts_after(record.step, roster), *roster.paused}:
             raise Refused("the record's digests are not those of the run's parts")
 
     def _check_usual(self, roster: Roster, record: CloseRecord) -> None:
@@ -351,7 +352,7 @@ class AcceptanceRules:
                 self._changes.check_wanted(now, body.changes.wanted, proof.record.hash())
             expected = gone_back(head, record.term, following, absent, most, proof.record)
         else:
-            expected = given_up(head, record.previous, record.term, following, absent, most)
+            expected = given_up(head, record.previous, record.term, following, body.changes, most)
         if (said := self._changes.admissions(now, body.changes, following)) is not None:
             expected = expected.model_copy(update={"admissions": said})
         if record.term > body.term or record != expected:
@@ -384,6 +385,8 @@ class AcceptanceRules:
             raise Refused(f"{unplanned[0].peer} is not to move to {unplanned[0].part}, as everybody can plan")
         if body.record.dealt != self._rules.moves.dealt(self._history.head, body.changes):
             raise Refused("the record gives copies of parts to others than everybody can plan")
+        if not kept_digests(self._history.head, body.changes).items() <= body.record.digests.items():
+            raise Refused("the record has another digest than was, or was said, of a part that nobody held")
         if body.record.absent != body.changes.absent:
             raise Refused("the record's absent members are not those of its changes")
         if body.record.ended != body.changes.end(roster) or (body.record.ended and body.record.provisional):
