@@ -320,7 +320,7 @@ def sized_document(
 def _uncut(document: dict[str, Any]) -> dict[str, Any]:
     """A manifest whose cut and numbers of peers are to be found."""
     split, run = document.get("split", {}), document.get("run", {})
-    cut = ("layers_per_stage", "variants", "route_by", "domains", "centres")
+    cut = ("layers_per_stage", "variants", "route_by", "domains", "centres", "own")
     kept = {key: value for key, value in split.items() if key not in cut} | {"stages": 1}
     model = {key: value for key, value in document.get("model", {}).items() if key not in ("share", "delink_at")}
     uncut = {"split": kept, "run": run | {"start_when": {"stage_hosts": 1, "trainers": 1}}, "model": model}

@@ -349,8 +349,8 @@ class Node:
         if settings.role != "trainer":
             return None
         into, seed, given_up = settings.home / "shard", self._identity.peer, threading.Event()
-        domain = settings.options.domain
-        domain_of(manifest, domain)  # before its text is made into a shard
+        domain, shown = settings.options.domain, settings.credential
+        domain_of(manifest, domain, None if shown is None else credential_of(shown))  # before a shard is made of text
         try:
             made = await asyncio.to_thread(
                 shard_for, data_given(settings.options), tokenizer, manifest, into, seed, given_up=given_up.is_set

@@ -10,7 +10,7 @@ what of a microbatch asks here.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from swarm.ids import MicrobatchId, PartName, PeerId, shared_by, stage_of, stage_part, variant_of
@@ -64,17 +64,6 @@ def columns_of(part: PartName) -> range:
     return range(0) if column is None else range(column, column + 1)
 
 
-def loads(parts: Iterable[PartName], committed: Collection[Routed]) -> dict[PartName, float]:
-    """Return which share of these microbatches passes each variant among the parts; a little of each, since the next
-    step may have some for one that this had none for."""
-    several = ((part, variant_of(part)[1]) for part in parts)
-    return {
-        part: (1 + sum(takes(part, one.choice) for one in committed)) / (len(committed) + of)
-        for part, of in several
-        if of > 1
-    }
-
-
 def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
     """Return of each column the parts whose holders may stand in it, of these parts."""
     found = defaultdict[int, list[PartName]](list)
@@ -82,6 +71,33 @@ def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
         for column in columns_of(part):
             found[column].append(part)
     return tuple(tuple(found[column]) for column in range(max(found, default=-1) + 1))
+
+
+RECENT = 4096
+"""So many microbatches, about, say how busy variants are usually. What one step says changes with what comes next, and
+who moves by it moves back."""
+UNIT = 64
+"""What a microbatch counts at first; with each that follows it counts less."""
+
+
+def passed_by(before: Mapping[str, int], parts: Iterable[PartName], committed: Collection[Routed]) -> dict[str, int]:
+    """Return how many microbatches have passed each variant among the parts lately, in 64ths: these, and as many of
+    those of ``before`` as make :data:`RECENT`."""
+    fades, found = min(len(committed), RECENT), dict[str, int]()
+    for part in (part for part in parts if variant_of(part)[1] > 1):
+        known, now = before.get(part, 0), sum(takes(part, one.choice) for one in committed)
+        found[str(part)] = known - known * fades // RECENT + UNIT * now
+    return found
+
+
+def loads(parts: Iterable[PartName], passed: Mapping[str, int]) -> dict[PartName, float]:
+    """Return which share of microbatches passes each variant among the parts, by how many have ``passed`` lately (see
+    :func:`passed_by`); a little of each, since the next step may have some for one that none passed."""
+    found: dict[PartName, float] = {}
+    for each in columns(parts):
+        some = {part: UNIT + passed.get(part, 0) for part in each if variant_of(part)[1] > 1}
+        found |= {part: count / sum(some.values()) for part, count in some.items()}
+    return found
 
 
 def host_parts(parts: Iterable[PartName], of: Collection[int] | None = None) -> tuple[PartName, ...]:

@@ -18,7 +18,7 @@ from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, 
 
 from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
-from swarm.columns import host_parts
+from swarm.columns import host_parts, takes
 from swarm.compression.names import AUTO, EXACT, SAME, ActivationChoice, GradientChoice, exact_codec
 from swarm.consensus.admissions import AdmissionConfig
 from swarm.consensus.copies import MAX_COPIES
@@ -475,8 +475,9 @@ def check_routes(manifest: Manifest) -> None:
     """Check whether microbatches of this run can stay in the organisation of their trainer. Raises ConfigError."""
     admission, key = manifest.admission, "split.routes"
     if not manifest.split.own_routes:
-        if admission.organisation:
-            raise ConfigError("admission.organisation", admission.organisation, 'none with split.routes = "any"',
+        if admission.organisation and not manifest.split.own:
+            raise ConfigError("admission.organisation", admission.organisation,
+                              'none with split.routes = "any" and no split.own',
                               'Set split.routes = "organisation", or leave it out.')  # fmt: skip
         return
     if not admission.closed:
@@ -516,7 +517,7 @@ def check_variants(manifest: Manifest) -> None:
     """Check whether each microbatch finds its variant of each stage. Raises ConfigError."""
     split = manifest.split
     if not split.variants:
-        for key in ("route_by", "domains", "centres"):
+        for key in ("route_by", "domains", "centres", "own"):
             if value := getattr(split, key):
                 raise ConfigError(f"split.{key}", value, "none where no stage has variants",
                                   "Set split.variants, as [1, 4] for two stages, or leave it out.")  # fmt: skip
@@ -531,6 +532,29 @@ def check_variants(manifest: Manifest) -> None:
         raise ConfigError("averaging.mode", "local", '"sync" with split.variants', "Leave it out.",
                           why="replicas would take optimizer steps in which nothing passes their variant")  # fmt: skip
     _check_choices(split)
+    _check_own(manifest)
+
+
+def _check_own(manifest: Manifest) -> None:
+    """Check whether organisations can keep experts to themselves. Raises ConfigError."""
+    split, key = manifest.split, "split.own"
+    if not split.own:
+        return
+    if split.route_by != "domain":
+        raise ConfigError(key, split.own, 'none with split.route_by = "text"', 'Set split.route_by = "domain".',
+                          why="anybody's text may be of any kind")  # fmt: skip
+    for name, organisation in split.own.items():
+        parts = [part for part in split.owners if name in split.domains and takes(part, split.domains.index(name))]
+        if not parts or not organisation:
+            raise ConfigError(key, split.own, "an organisation for domains whose experts no other domain passes",
+                              "Name split.domains alone, and give each a variant of its own.")  # fmt: skip
+    if not manifest.admission.closed:
+        raise ConfigError(key, split.own, 'none with admission.mode = "open"',
+                          'Set admission.mode = "organisation", or "token".',
+                          why="an invite for one peer says of which organisation it is")  # fmt: skip
+    if manifest.run.reproducible:
+        raise ConfigError(key, split.own, "none with run.reproducible = true", "Leave one of them out.",
+                          why="while an owner's hosts are away, others feed what its trainers would")  # fmt: skip
 
 
 def _check_choices(split: SplitConfig) -> None:

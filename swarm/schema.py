@@ -30,6 +30,7 @@ NameField = Annotated[str, StringConstraints(max_length=MAX_NAME), AfterValidato
 
 MachineField = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")]
 """What peers of one machine have in common in one run, and nobody else; "" where that is not known."""
+OrganisationName = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,40})?$")]
 RegionField = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,32}$")]
 """Where a peer is, as its owner calls it; "" where nobody said."""
 

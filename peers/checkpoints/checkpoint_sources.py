@@ -50,9 +50,18 @@ class Source:
     grant: Grant | None = None
     """What the invite grants that the peers were found with, by whose role they give parts; None: all of them."""
 
+    @property
+    def kept(self) -> tuple[PartName, ...]:
+        """Return the parts without which a checkpoint will do: of those that organisations keep to themselves what
+        peers refuse to who comes with that invite, and without one all."""
+        return tuple(part for part in self.manifest.split.owners if self.grant is None or self.withholds(part))
+
     def withholds(self, part: PartName) -> bool:
         """Return whether peers refuse this part to who comes with that invite."""
-        return self.grant is not None and not self.grant.gives(part)
+        if self.grant is None:
+            return False
+        owner = self.manifest.split.owners.get(part, self.grant.organisation)
+        return not self.grant.gives(part) or self.grant.organisation != owner
 
 
 def directory_source(directories: Sequence[RunDirectory]) -> Source:

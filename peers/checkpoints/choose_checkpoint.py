@@ -17,12 +17,21 @@ from swarm.errors import ConfigError, StateError
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec
 from swarm.schema import TOKENIZER_FILE
-from swarm.state.checkpoints.files import CheckpointManifest, flaw, latest, read_manifest, step_directory, steps
+from swarm.state.checkpoints.files import (
+    CheckpointManifest,
+    flaw,
+    held,
+    latest,
+    read_manifest,
+    step_directory,
+    steps,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenStep:
-    """A step of a run of which every part is here. ``passed_over`` says what is wrong with a newer one, if one is.
+    """A step of a run of which every part is here, but for those that organisations keep to themselves. ``passed_over``
+    says what is wrong with a newer one, if one is.
     Where stages have variants it is as many models as there are choices: ``choice`` says which one is meant."""
 
     directory: RunDirectory
@@ -38,7 +47,18 @@ class ChosenStep:
         if name is not None and name not in paths:
             allowed = f"one of {', '.join(paths)}" if paths else "none for a run whose stages have no variants"
             raise ConfigError("--path", name, allowed, "Correct it." if paths else "Leave it out.")
-        return self if name is None else replace(self, choice=paths.index(name))
+        chosen = self if name is None else replace(self, choice=paths.index(name))
+        if name is not None and (owners := self.manifest.split.owners):
+            root = self.directory.checkpoints
+            there = held(root, self.step).parts
+            if kept := [spec.name for spec in chosen.specs if spec.name in owners and spec.name not in there]:
+                raise CommandError(
+                    f"step {self.step} lacks {kept[0]} here: {owners[kept[0]]} keeps it to itself",
+                    check=str(step_directory(root, self.step)),
+                    next_=f"a peer of {owners[kept[0]]} can take it; or name another path: {', '.join(paths)}",
+                    exit_code=EXIT_USAGE,
+                )
+        return chosen
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -91,7 +111,7 @@ def _missing(directory: RunDirectory, manifest: Manifest, step: int) -> list[str
     """The parts of a step that are not on this machine, as where their peers ran on others; in the model's order."""
     where = step_directory(directory.checkpoints, step)
     there = {name for cut in manifest.cuts for name in cut if (where / f"{name}.safetensors").is_file()}
-    return [name for name in manifest.cut_with(there) if name not in there]
+    return [name for name in manifest.cut_with(there) if name not in there and name not in manifest.split.owners]
 
 
 def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> int:
@@ -108,19 +128,19 @@ def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> in
     if step is not None and step not in have:
         allowed = f"one of {', '.join(map(str, have))}"
         raise ConfigError("--step", step, allowed, "Leave it out to take the newest complete one.")
-    chosen = latest(root) if step is None else step
+    chosen = latest(root, manifest.split.owners) if step is None else step
     wanted = have[-1] if chosen is None else chosen
     if lacking := _missing(directory, manifest, wanted):
         raise _incomplete(directory, wanted, lacking, none=chosen is None)
     if chosen is None:
-        raise StateError(f"no checkpoint is complete; the newest: {flaw(root, wanted)}")
+        raise StateError(f"no checkpoint is complete; the newest: {flaw(root, wanted, manifest.split.owners)}")
     return chosen
 
 
 def _flaw(directory: RunDirectory, manifest: Manifest, step: int) -> str | None:
     if lacking := _missing(directory, manifest, step):
         return f"step {step}, which lacks {listed(lacking)} here"
-    return flaw(directory.checkpoints, step)
+    return flaw(directory.checkpoints, step, manifest.split.owners)
 
 
 def _incomplete(directory: RunDirectory, step: int, lacking: Sequence[str], *, none: bool) -> CommandError:

@@ -131,9 +131,9 @@ async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Pro
         say("set aside", f"{numbered(gone)}: the run went on from before, these do not count any more")
         here = [one for one in here if one.step not in gone]
     offers, last = await _offers(source, say), _last_step(source)
-    gaps = [gap for gap in lacking(offers, here, manifest.cuts) if gap[0] <= last]
-    found = plans(offers, here, manifest.cuts, last_step=last, believed=source.believed)
-    complete = max((one.step for one in here if one.complete), default=None)
+    gaps = [gap for gap in lacking(offers, here, manifest.cuts, source.kept) if gap[0] <= last]
+    found = plans(offers, here, manifest.cuts, last_step=last, believed=source.believed, without=source.kept)
+    complete = max((one.step for one in here if one.complete_but(source.kept)), default=None)
     for plan in found:
         async with waiting(say, SystemClock(), lambda: "the record of the step, from those who have it"):
             record = await _record(source, plan)

@@ -115,7 +115,8 @@ def _link(record: CloseRecord, before: CloseRecord, before_hash: str) -> Iterato
         yield f"step {before.step} ended the run: nothing follows it"
     if record.founding:
         yield "it commits no microbatch: a run does not begin in its middle"
-    if record.void and not record.repeats and (record.committed or record.digests != before.digests):
+    kept = {part: record.digests.get(part) for part in before.members.paused}  # whose owner may come with another state
+    if record.void and not record.repeats and (record.committed or record.digests != before.digests | kept):
         yield "it gives its step up, and yet weights change with it"
 
 

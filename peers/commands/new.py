@@ -361,7 +361,8 @@ def _experts(split: SplitConfig) -> list[tuple[str, str]]:
         return []
     by = f"the domain of its trainer: {listed(split.domains)}" if split.route_by == "domain" else "its text"
     widths = ", ".join(map(str, split.variants))
-    return [("experts", f"{widths} a stage; a microbatch passes one of each, by {by}")]
+    said = [("experts", f"{widths} a stage; a microbatch passes one of each, by {by}")]
+    return said + [("own", f"{domain}: {owner} alone holds and feeds it") for domain, owner in split.own.items()]
 
 
 def _shared(manifest: Manifest) -> list[tuple[str, str]]:

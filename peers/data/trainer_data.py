@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from peers.options.model import PeerOptions
     from swarm.config import Manifest
     from swarm.ids import PeerId
+    from swarm.security.credentials import Credential
 
 
 DATA, EVAL, TEMPLATE = "--data", "--eval", "--data-template"
@@ -256,9 +257,10 @@ def open_source(manifest: Manifest, path: Path, trainer: PeerId, domain: str | N
     )
 
 
-def domain_of(manifest: Manifest, name: str | None) -> int | None:
+def domain_of(manifest: Manifest, name: str | None, credential: Credential | None = None) -> int | None:
     """Return which of the run's domains a trainer said that its text is of; None where the run has none. Raises
-    ConfigError for another, and for none where the run asks for one."""
+    ConfigError for another, for none where the run asks for one, and for one whose expert an organisation keeps to
+    itself that is not that of the ``credential``, where there is one."""
     split = manifest.split
     if split.route_by != "domain":
         if name is not None:
@@ -268,6 +270,10 @@ def domain_of(manifest: Manifest, name: str | None) -> int | None:
     if name not in split.domains:
         raise ConfigError("--domain", name, f"one of {', '.join(split.domains)}", "Name what your text is of.",
                           why="the run's microbatches find their experts by it")  # fmt: skip
+    if (owner := split.own.get(name or "")) and credential is not None and credential.grant.organisation != owner:
+        raise ConfigError("--domain", name, f"a domain that {owner} does not keep to itself",
+                          f"Ask an issuer for an invite that names {owner}.",
+                          why="the invite of this peer names another organisation, or none")  # fmt: skip
     return split.domains.index(name)
 
 

@@ -255,7 +255,7 @@ class Foundation:
         str | None,
         Option(
             metavar="NAME", of=_NEW, manifest="admission.organisation", default="none",
-            help="Say of which organisation this peer is, with --own-routes.",
+            help="Say of which organisation this peer is, with --own-routes or --own.",
         ),
     ] = None  # fmt: skip
     seed: Annotated[
@@ -300,6 +300,16 @@ class Foundation:
             help="Name a domain that trainers can join with, in the order of variants. Repeat it for more.",
         ),
     ] = ()  # fmt: skip
+    own: Annotated[
+        tuple[
+            Annotated[str, matching(r"[a-z0-9-]+=[A-Za-z0-9._-]+", "a domain and an organisation, as legal=acme")], ...
+        ],
+        Option(
+            metavar="DOMAIN=ORG", of=_NEW, manifest="split.own", default="none",
+            help="Let an organisation keep the expert of a domain to itself: its peers alone hold and feed it, and "
+            "nobody else gets its weights. Repeat it for more. Takes --admission organisation or token.",
+        ),
+    ] = ()  # fmt: skip
     histogram: Annotated[
         tuple[FilePath, ...],
         Option(
@@ -322,6 +332,7 @@ class Foundation:
             sizes = [int(size) for size in self.layers_per_stage.split(",")]
             made["split.layers_per_stage"] = sizes
             made["split.stages"] = len(sizes) if self.stages is None else self.stages
+        made["split.own"] = dict(one.split("=") for one in self.own) or None
         made["split.variants"] = None  # which takes the number of stages: see peers.founding_files
         if self.own_routes:
             made["split.routes"] = "organisation"

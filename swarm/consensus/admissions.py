@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
+from swarm.columns import takes
 from swarm.consensus.majority import majority
 from swarm.errors import Refused, Violation
-from swarm.ids import PeerId, RunId
-from swarm.schema import MAX_COUNT, Count, Message, PeerIdField, Section
+from swarm.ids import PartName, PeerId, RunId
+from swarm.schema import MAX_COUNT, Count, Message, OrganisationName, PartField, PeerIdField, Section
 from swarm.security.credentials import (
     MAX_ISSUERS,
     Credential,
@@ -26,7 +27,6 @@ from swarm.security.credentials import (
     GrantRole,
     HolderName,
     Order,
-    OrganisationName,
     SerialField,
     Verify,
     check_credential,
@@ -96,13 +96,17 @@ class Revoked(Message):
 
 class Admissions(Message):
     """What a decided record says of admission. ``number`` counts the changes of ``issuers`` so far; ``holders`` are in
-    the order in which they came. ``own_routes``: microbatches stay in the organisation of their trainer."""
+    the order in which they came. ``own_routes``: microbatches stay in the organisation of their trainer. ``owners`` has
+    the organisation of each part that one keeps to itself."""
 
     issuers: Annotated[tuple[PeerIdField, ...], Field(max_length=MAX_ISSUERS)]
     number: Count = 0
     holders: Annotated[tuple[Holder, ...], Field(max_length=MAX_HOLDERS)] = ()
     revoked: Annotated[tuple[Revoked, ...], Field(max_length=MAX_REVOKED)] = ()
     own_routes: Annotated[bool, Field(exclude_if=lambda own: not own)] = False
+    owners: Annotated[
+        dict[PartField, OrganisationName], Field(max_length=1024, exclude_if=lambda owners: not owners)
+    ] = {}
 
     @cached_property
     def by_serial(self) -> Mapping[str, Holder]:
@@ -119,6 +123,20 @@ class Admissions(Message):
         """Return the organisation of each peer whose grant counts and names one."""
         counting = {peer: one for peer, one in self.by_peer.items() if one.serial not in self.void}
         return {peer: one.organisation for peer, one in counting.items() if one.organisation}
+
+    def check_own(self, part: str | None, peer: str, shown: Credential | None = None) -> None:
+        """Raises Refused for a part that an organisation keeps to itself, unless ``peer`` is of it: by a grant that it
+        has used, or by the checked one that it has ``shown``."""
+        if not (owner := self.owners.get(part or "")):
+            return
+        if owner not in (self.organisations.get(peer), None if shown is None else shown.grant.organisation):
+            raise Refused(f"{part} is an expert that {owner} keeps to itself, and {peer} is not of {owner}")
+
+    def check_member(self, member: _Named, shown: Credential | None = None) -> None:
+        """As :meth:`check_own`, of what a member is to hold; of a trainer also of what its microbatches pass."""
+        passed = [part for part in self.owners if member.role == "trainer" and takes(PartName(part), member.choice)]
+        for part in (member.part, *passed):
+            self.check_own(part, member.peer, shown)
 
     @cached_property
     def void(self) -> frozenset[str]:
@@ -150,6 +168,10 @@ class _Named(Protocol):
     @property
     def role(self) -> str: ...
     @property
+    def part(self) -> str | None: ...
+    @property
+    def choice(self) -> int: ...
+    @property
     def mute(self) -> bool: ...
     @property
     def entitled(self) -> bool: ...
@@ -162,11 +184,13 @@ def may_serve_as(grant: Grant, role: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """What the manifest says of admission: everybody applies it alike. ``own_routes``: see :class:`Admissions`."""
+    """What the manifest says of admission: everybody applies it alike. ``own_routes`` and ``owners``: see
+    :class:`Admissions`."""
 
     run: RunId = RunId("")
     config: AdmissionConfig = AdmissionConfig()
     own_routes: bool = False
+    owners: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def closed(self) -> bool:
@@ -177,7 +201,8 @@ class AdmissionPolicy:
         """Return what holds before the first record."""
         issuers = tuple(sorted(set(self.config.issuers)))
         holders = (self._first_holder(peer) for peer in issuers) if self.config.organisation else ()
-        return Admissions(issuers=issuers, holders=tuple(holders), own_routes=self.own_routes)
+        owners = dict(self.owners)
+        return Admissions(issuers=issuers, holders=tuple(holders), own_routes=self.own_routes, owners=owners)
 
     def _first_holder(self, issuer: str) -> Holder:
         """Return what stands for the grant of a first issuer, who needs none: it is of an organisation all the same."""
@@ -232,6 +257,13 @@ class AdmissionPolicy:
             return None
         return {**{one.peer: one.grant.organisation for one in shown}, **state.organisations}
 
+    def may_hold(self, state: Admissions, shown: Iterable[Credential]) -> Mapping[PartName, Collection[str]]:
+        """Return who may hold each part that an organisation keeps to itself, by ``state`` and what newcomers have
+        ``shown``."""
+        new = {one.peer: one.grant.organisation for one in shown if one.peer not in state.issuers}  # whom nobody checks
+        known = {**new, **state.organisations}
+        return {PartName(part): {p for p, at in known.items() if at == owner} for part, owner in self.owners.items()}
+
     # --- founding ------------------------------------------------------------------------------------------------
 
     def founding(
@@ -252,8 +284,8 @@ class AdmissionPolicy:
             if self.closed != (said is not None):
                 raise Refused("the record says of admission what the manifest does not")
             return
-        if said.own_routes != self.own_routes:
-            raise Refused("the record says of routes what the manifest does not")
+        if (said.own_routes, said.owners) != (self.own_routes, self.owners):
+            raise Refused("the record says of routes, or of who keeps what to itself, what the manifest does not")
         begins = step == 0
         state, shown = self.first() if begins else said, {one.peer: one for one in used}
         _check_founders(state, members, used)
@@ -263,6 +295,7 @@ class AdmissionPolicy:
                 self.check_joiner(state, step, member, shown.get(member.peer), verify)
             elif held is not None and held.serial in said.void:
                 raise Refused(f"the invite for {held.name} was revoked")
+            said.check_member(member)
             if member.mute != self.mute(state, member.peer, shown.get(member.peer)):
                 raise Refused(f"the record gives {member.peer} a vote that its credential does not")
         if begins and said != self.founding(None, step, used, [member.peer for member in members]):
@@ -337,6 +370,7 @@ class AdmissionPolicy:
             holders=tuple(one for one in state.holders if one.serial not in over),
             revoked=tuple(one for one in void if one.serial not in over),
             own_routes=self.own_routes,
+            owners=dict(self.owners),
         )
 
 
@@ -361,7 +395,12 @@ def _carried_out(state: Admissions, order: Order) -> Admissions:
         issuers = (*others, order.peer) if order.verb == "appoint" else others
         number += 1
     return Admissions.model_construct(
-        issuers=issuers, number=number, holders=state.holders, revoked=revoked, own_routes=state.own_routes
+        issuers=issuers,
+        number=number,
+        holders=state.holders,
+        revoked=revoked,
+        own_routes=state.own_routes,
+        owners=state.owners,
     )
 
 

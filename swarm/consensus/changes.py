@@ -34,7 +34,7 @@ from swarm.consensus.roster import (
 from swarm.consensus.slowness import rests_until
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
-from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
+from swarm.schema import Count, DigestField, Message, PartField, PeerIdField, SignatureField
 from swarm.security.credentials import Credential, Order
 from swarm.security.signing import Verify
 
@@ -47,12 +47,14 @@ ALL_ASKED = "all have been asked to leave"
 
 class Admission(Message):
     """A peer that holds its part asks to be in the roster that the record of ``step`` names; where one must be admitted
-    with its ``credential``."""
+    with its ``credential``. Of a part that its organisation keeps to itself, and that no member holds, ``state`` is the
+    digest of what it holds: nobody else has any."""
 
     step: Count
     member: Member
     signature: SignatureField
     credential: Annotated[Credential | None, Field(exclude_if=lambda credential: credential is None)] = None
+    state: Annotated[DigestField | None, Field(exclude_if=lambda state: state is None)] = None
 
 
 class Departure(Message):
@@ -114,10 +116,12 @@ class Changes(Message):
 NO_CHANGES = Changes()
 
 
-def admission_bytes(run: RunId, step: int, previous: str, member: Member) -> bytes:
-    """Return the bytes that a peer signs to join with ``step``; ``previous`` is the hash of the record before."""
+def admission_bytes(run: RunId, step: int, previous: str, member: Member, state: str | None = None) -> bytes:
+    """Return the bytes that a peer signs to join with ``step``; ``previous`` is the hash of the record before,
+    ``state`` as in :class:`Admission`."""
     text = json.dumps(member.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return f"join|{run}|{step}|{previous}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
+    said = f"join|{run}|{step}|{previous}|{hashlib.sha256(text.encode()).hexdigest()}"
+    return (said if state is None else f"{said}|{state}").encode()
 
 
 def departure_bytes(run: RunId, step: int, previous: str, peer: str, *, ends: bool = False) -> bytes:
@@ -201,7 +205,8 @@ class ChangeRules:
             raise Refused(f"this asks to join in step {request.step}, step {now.step} is open")
         if peer in now.roster and peer not in now.lost:
             raise Refused(f"{peer} is in the roster already")
-        if not self._verify(peer, admission_bytes(self._rules.run, now.step, now.previous, member), request.signature):
+        signed = admission_bytes(self._rules.run, now.step, now.previous, member, request.state)
+        if not self._verify(peer, signed, request.signature):
             raise Violation(f"the request of {peer} to join is forged")
         if now.step < (until := rests_until(now.roster.barred, peer)):
             raise Refused(f"{peer}: {barred_words(until)}")
@@ -218,8 +223,25 @@ class ChangeRules:
         if self._rules.admission.closed:
             state = now.roster.admissions or self._rules.admission.first()
             self._rules.admission.check_joiner(state, now.step, member, request.credential, self._verify)
+            self._check_own(now, state, request)
         if self._rules.served and (problem := lacks_server(now.staying, member, self._rules.how)):
             raise Refused(problem)
+
+    @staticmethod
+    def _check_own(now: OpenStepFacts, state: Admissions, request: Admission) -> None:
+        """Raises Refused for who may not hold a part, or feed it, that an organisation keeps to itself; and unless it
+        says which state it has of one that nobody else can give."""
+        member = request.member
+        # Nobody has looked at what an issuer shows.
+        state.check_member(member, None if member.peer in state.issuers else request.credential)
+        hosts = now.roster.replicas(PartName(member.part or ""))
+        if member.part in state.owners and set(hosts) <= set(now.lost):
+            if hosts:
+                raise Refused(f"{member.part} is about to be without a host: its owner's may join with the next step")
+            if request.state is None:
+                raise Refused(f"{member.part} has no host, and this one does not say which state it has")
+        elif request.state is not None:
+            raise Refused(f"{member.part} is held by others, who give its state")
 
     def check_departure(self, now: OpenStepFacts, request: Departure) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
@@ -240,6 +262,8 @@ class ChangeRules:
             raise Violation(f"the request of {peer} to hold {part} is forged")
         if part not in _parts_of(now.roster, now.roster[peer].role):
             raise Refused(f"a {now.roster[peer].role} of this run does not hold {part}")
+        if now.roster.admissions is not None:
+            now.roster.admissions.check_own(part, peer)
         if part == now.roster[peer].part:
             raise Refused(f"{peer} holds {part} already")
 
@@ -265,15 +289,18 @@ class ChangeRules:
         """
         staying = [member for member in before.members if member.peer != peer and member.peer not in leaving]
         member = before[peer]
-        if member.part is not None and all(other.part != member.part for other in staying):
+        kept = member.part in before.owners
+        if member.part is not None and not kept and all(other.part != member.part for other in staying):
             return f"it holds the only replica of {member.part}: {_another(member, self._rules.how)}"
         if not moves and member.entitled and not any(other.entitled for other in staying):
             return f"it is the only one that may vote: {_another(member, self._rules.how)}"
         if member.role == "trainer" and all(other.role != "trainer" for other in staying):
             return f"it is the only trainer: {_another(member, self._rules.how)}"
         going = {peer, *leaving}
-        if before.borders.drawn and before.feeding(leaving) and not before.feeding(going):
-            return f"no other organisation has a trainer and every stage: {_another(member, self._rules.how)}"
+        if before.feeding(leaving) and not before.feeding(going):
+            lacks = "no other organisation has a trainer and every stage"
+            lacks = "no other trainer's microbatches have a way" if before.owners else lacks
+            return f"{lacks}: {_another(member, self._rules.how)}"
         if self._rules.served and not lost and serves_alone(Roster(staying), member):
             return f"it is the only replica of {member.part} that others can call: {_another(member, self._rules.how)}"
         return None
@@ -291,7 +318,7 @@ class ChangeRules:
                 granted.append(request)
         room = max(0, min(MAX_CHANGES, self._rules.most - len(before) + len(granted) + len(gone)))
         return Changes(
-            joins=tuple(each_grant_once(sorted(joins, key=lambda join: join.member.peer))[:room]),
+            joins=tuple(_alike(each_grant_once(sorted(joins, key=lambda join: join.member.peer)))[:room]),
             leaves=tuple(granted),
             absent=tuple(gone),
         )
@@ -343,14 +370,18 @@ class ChangeRules:
             raise Violation("every part has a replica that is there: there is no reason to give the step up")
         self._check_requests(now, changes)
         roster = self._changed(now, changes.absent, changes)
-        if missing := [part for part in now.roster.parts if not roster.replicas(part)]:
+        kept = now.roster.owners
+        if missing := [part for part in now.roster.parts if not roster.replicas(part) and part not in kept]:
             raise Refused(f"nobody holds {', '.join(missing)}")
         if not roster.trainers or not roster.entitled:
             raise Refused("no trainer is left" if roster.entitled else "nobody is left that may vote")
-        if now.roster.borders.drawn:
+        if now.roster.borders.drawn or kept:
             state = now.roster.admissions or self._rules.admission.first()
             if not Roster(roster.members, self._said(state, now, changes, roster)).feeding():
-                raise Refused("no organisation has a trainer and every stage")
+                lacks = (
+                    "no trainer's microbatches have a way" if kept else "no organisation has a trainer and every stage"
+                )
+                raise Refused(lacks)
         return roster
 
     def _check_requests(self, now: OpenStepFacts, changes: Changes) -> None:
@@ -367,6 +398,8 @@ class ChangeRules:
             raise Violation("a peer that joins or moves twice in one step")
         if each_grant_once(changes.joins) != list(changes.joins):
             raise Violation("two peers that join with one invite")
+        if _alike(changes.joins) != list(changes.joins):
+            raise Violation("two peers that join one part with two states of it")
 
     def admissions(self, now: OpenStepFacts, changes: Changes, following: Roster) -> Admissions | None:
         """Return what the record with these checked changes must say of admission, whose roster is ``following``; None
@@ -428,7 +461,8 @@ class ChangeRules:
     def _parted(self, now: OpenStepFacts, roster: Roster) -> Roster:
         """Return the roster of the step after, in which stages may share nothing any more: each host has one of its
         own. Raises Refused where they are fewer than the stages."""
-        placed = holding(roster, self._rules.parts_after(now.step, now.roster))
+        parts = self._rules.parts_after(now.step, now.roster)
+        placed = roster if parts == now.roster.parts else holding(roster, parts)
         if self._rules.dated and placed is not roster:
             return Roster(
                 m.model_copy(update={"since": now.step + 1}) if m.role == "stage" else m for m in placed.members
@@ -442,9 +476,9 @@ class ChangeRules:
 
 
 def _parts_of(roster: Roster, role: str) -> tuple[PartName | None, ...]:
-    """Return what a peer of a role may hold, of a roster in which every part is held."""
+    """Return what a peer of a role may hold, of a roster in which every part is held that nobody keeps to itself."""
     if role == "stage":
-        return tuple(part for part in roster.parts if part != ENDS)
+        return tuple(part for part in (*roster.parts, *roster.paused) if part != ENDS)
     return (ENDS,) if role == "trainer" and ENDS in roster.parts else (None,)
 
 
@@ -462,6 +496,12 @@ def each_grant_once(joins: Sequence[Admission]) -> list[Admission]:
             found.append(join)
         used |= {serial} - {""}
     return found
+
+
+def _alike(joins: Sequence[Admission]) -> list[Admission]:
+    """Return the requests without those that say another state of a part than one before them."""
+    said: dict[str | None, str | None] = {}
+    return [join for join in joins if said.setdefault(join.member.part, join.state) == join.state]
 
 
 def _another(member: Member, how: HowToJoin) -> str:

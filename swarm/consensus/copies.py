@@ -1,6 +1,7 @@
 """Assign copies of each part to peers that do not train it, so that a part whose replicas all die is not lost. Pure.
 
-Private ends are never copied to a stage host: with them it could read what trainers send it.
+Private ends are never copied to a stage host: with them it could read what trainers send it. What an organisation keeps
+to itself (:attr:`~swarm.consensus.roster.Roster.owners`) is copied by nobody.
 
 :class:`Updates` keeps what those that follow a part still need.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -58,6 +59,15 @@ def on_one_machine(roster: Roster, copies: int) -> tuple[PartName, ...]:
     return tuple(part for part, found in marks.items() if len(found) == 1 and "" not in found)
 
 
+def to_spare(roster: Roster, gone: Collection[str], part: str) -> tuple[PeerId, ...]:
+    """Return the stage hosts of which one may be asked to move to a lost part that it has no copy of: those whose own
+    part keeps a replica, the most first. Pure."""
+    left = Counter(member.part for member in roster.members if member.peer not in gone)
+    there = [member for member in roster.members if member.role == "stage" and member.peer not in gone]
+    able = [member for member in there if part != ENDS and left[member.part] > 1]
+    return tuple(PeerId(member.peer) for member in sorted(able, key=lambda one: (-left[one.part], one.peer)))
+
+
 COPY_BYTES_S = 16 << 20
 """A quarter of what one donor hands out at most (``swarm.state.transfer``)."""
 
@@ -88,15 +98,16 @@ def copy_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, 
 
 
 def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]]:
-    machines, parts = roster.machines, roster.parts
+    machines, parts = roster.machines, tuple(part for part in roster.parts if part not in roster.owners)
     places = {(PartName(member.part), machines[PeerId(member.peer)]) for member in roster.members if member.part}
-    at: dict[PartName, set[PeerId]] = {part: set() for part in parts}
+    at: dict[PartName, set[PeerId]] = {part: set() for part in roster.parts}
     for part, machine in places:
         at[part].add(machine)
-    held = {part: len(at[part]) for part in parts}
+    held = {part: len(there) for part, there in at.items()}
     wanted = {part: min(copies, len(_keepers(roster, part) - at[part])) for part in parts}
     marks = {(member.part, member.machine) for member in roster.members if member.part and member.machine}
-    rest = heapq.merge(*(_pairs(member, parts, held, marks) for member in roster.members))
+    dealt = tuple((part, roster.dealt.get(part, 0)) for part in parts)
+    rest = heapq.merge(*(_pairs(member, dealt, held, marks) for member in roster.members))
     pairs: list[_Pair] = []  # as far as they were needed: of many peers a few percent
     holders: dict[PartName, list[PeerId]] = {part: [] for part in parts}
     load: Counter[PeerId] = Counter()
@@ -120,15 +131,17 @@ def _found_duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId
 
 
 _Pair = tuple[bool, bool, bytes, PeerId, PartName]
+_Dealt = tuple[tuple[PartName, int], ...]
+"""All parts, each with the step with which its copies were given to others last, or 0."""
 
 
 def _pairs(
-    member: Member, parts: Sequence[PartName], held: Mapping[PartName, int], marks: Collection[tuple[str | None, str]]
+    member: Member, dealt: _Dealt, held: Mapping[PartName, int], marks: Collection[tuple[str | None, str]]
 ) -> Iterator[_Pair]:
     """What a member may keep, in its order: each part, those last that its machine holds, by its mark in ``marks``, and
     after those of all others where its own part needs it."""
     needed, peer = _stays_needed(held, member.part), PeerId(member.peer)
-    drawn = [(draw, part) for draw, part in _drawn(peer, tuple(parts)) if _may_keep(member, part)]
+    drawn = [(draw, part) for draw, part in _drawn(peer, dealt) if _may_keep(member, part)]
     for near in (False, True):
         for draw, part in drawn:
             if ((part, member.machine) in marks) == near:
@@ -136,9 +149,10 @@ def _pairs(
 
 
 @lru_cache(maxsize=PEERS_KNOWN)
-def _drawn(peer: PeerId, parts: tuple[PartName, ...]) -> tuple[tuple[bytes, PartName], ...]:
+def _drawn(peer: PeerId, dealt: _Dealt) -> tuple[tuple[bytes, PartName], ...]:
     """The parts in a peer's own order (rendezvous hashing)."""
-    return tuple(sorted((hashlib.sha256(f"{peer}|{part}".encode()).digest(), part) for part in parts))
+    named = ((part, f"{peer}|{part}|{step}" if step else f"{peer}|{part}") for part, step in dealt)
+    return tuple(sorted((hashlib.sha256(name.encode()).digest(), part) for part, name in named))
 
 
 def _keepers(roster: Roster, part: PartName) -> set[PeerId]:

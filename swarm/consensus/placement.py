@@ -9,11 +9,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from swarm.columns import columns, host_parts
+from swarm.columns import MAX_VARIANTS, columns, host_parts
 from swarm.consensus.roster import Member, Role, Roster, machines_of
 from swarm.errors import Refused
 from swarm.ids import ENDS, PartName, PeerId
@@ -159,6 +160,10 @@ def _draws(peer: str, parts: Iterable[PartName]) -> dict[PartName, bytes]:
 # --- the first roster -----------------------------------------------------------------------------------------------
 
 
+Own = Mapping[PartName, Collection[str]]
+"""The peers that may hold a part, of each that an organisation keeps to itself."""
+
+
 class Candidate(Message):
     """A peer that asks to be in the first roster; ``stage`` is its wish, if it has one, ``unfit`` are the stages that
     its memory does not hold; ``credential`` what admits it, where one must be admitted."""
@@ -173,16 +178,22 @@ class Candidate(Message):
     beside: BesideField = ()
     machine: MachineField = ""
     unfit: tuple[Annotated[int, Field(ge=0, lt=512)], ...] = ()
+    choice: Annotated[int, Field(ge=0, lt=MAX_VARIANTS)] = 0
     credential: Credential | None = None
 
-    def fitting(self, parts: Sequence[PartName]) -> list[PartName]:
-        """Return those that it can hold of the parts of stages; all of them where it says of each that it cannot."""
+    def fitting(self, parts: Sequence[PartName], own: Own = MappingProxyType({})) -> list[PartName]:
+        """Return those that it can hold of the parts of stages, and may; all that it may where it says of each that it
+        cannot."""
+        allowed = [part for part in parts if self.peer in own.get(part, (self.peer,))]
         cannot = host_parts(parts, self.unfit)
-        return [part for part in parts if part not in cannot] or list(parts)
+        return [part for part in allowed if part not in cannot] or allowed
 
 
 def assign_stages(
-    candidates: Iterable[Candidate], parts: Iterable[PartName], homes: Mapping[str, str] | None = None
+    candidates: Iterable[Candidate],
+    parts: Iterable[PartName],
+    homes: Mapping[str, str] | None = None,
+    own: Own = MappingProxyType({}),
 ) -> tuple[Roster, dict[PeerId, str]]:
     """Give every stage host one of the model's ``parts`` that its memory holds: wishes first, then the stage with the
     fewest replicas, of several one that nobody on its machine has, lower stages first. Who can hold few stages comes
@@ -192,7 +203,8 @@ def assign_stages(
     granting it would leave too few hosts to hold every stage. Raises Refused when there are fewer hosts than stages,
     or none is left with the memory for one; exact where of any two hosts one can hold whatever the other can.
     With ``homes``, the organisation of each peer, where microbatches stay in it, each organisation's hosts are placed
-    by themselves, and one that has a trainer must hold every stage.
+    by themselves, and one that has a trainer must hold every stage. ``own`` says who may hold a part that an
+    organisation keeps to itself.
     """
     parts = tuple(parts)
     stages, ends = host_parts(parts), ENDS if ENDS in parts else None
@@ -202,7 +214,7 @@ def assign_stages(
         raise Refused(f"{len(hosts)} stage hosts cannot hold {len(stages)} stages")
     machines = machines_of({PeerId(candidate.peer): candidate.beside for candidate in ordered})
     if homes is None:
-        places, reasons = _best(hosts, stages, machines)
+        places, reasons = _best(hosts, stages, machines, own)
     else:
         places, reasons = _by_home(hosts, stages, machines, homes)
         feeding = {homes.get(candidate.peer) for candidate in ordered if candidate.role == "trainer"} - {None, ""}
@@ -210,17 +222,23 @@ def assign_stages(
         if all(len(stages_held) < len(stages) for stages_held in held.values()):
             raise Refused(f"no organisation has a trainer and a host of each of {len(stages)} stages")
     if lacking := [part for part in stages if part not in places.values()]:
+        if lacking[0] in own:
+            raise Refused(f"no host that may hold {lacking[0]} is left: an organisation keeps it to itself")
         raise Refused(f"no stage host is left with the memory for {lacking[0]}")
     return Roster(_member(candidate, places, ends) for candidate in ordered), reasons
 
 
 def _best(
-    hosts: Sequence[Candidate], stages: Sequence[PartName], machines: Mapping[PeerId, PeerId]
+    hosts: Sequence[Candidate],
+    stages: Sequence[PartName],
+    machines: Mapping[PeerId, PeerId],
+    own: Own = MappingProxyType({}),
 ) -> tuple[dict[str, PartName], dict[PeerId, str]]:
     """As :func:`_placed`, with wishes unless they cost a stage."""
-    places, reasons = _placed(hosts, stages, machines, wishes=True)
+    fits = {host.peer: host.fitting(stages, own) for host in hosts}
+    places, reasons = _placed(hosts, stages, machines, fits, wishes=True)
     if len(set(places.values())) < len(stages):  # a wish took away who alone can hold another stage
-        places, reasons = _placed(hosts, stages, machines, wishes=False)
+        places, reasons = _placed(hosts, stages, machines, fits, wishes=False)
     return places, reasons
 
 
@@ -240,10 +258,15 @@ def _by_home(
 
 
 def _placed(
-    hosts: Sequence[Candidate], stages: Sequence[PartName], machines: Mapping[PeerId, PeerId], *, wishes: bool
+    hosts: Sequence[Candidate],
+    stages: Sequence[PartName],
+    machines: Mapping[PeerId, PeerId],
+    fits: Mapping[str, Sequence[PartName]],
+    *,
+    wishes: bool,
 ) -> tuple[dict[str, PartName], dict[PeerId, str]]:
-    """The part of each host, and why."""
-    replicas, fits = dict.fromkeys(stages, 0), {host.peer: host.fitting(stages) for host in hosts}
+    """The part of each host, of those that it ``fits``, and why."""
+    replicas = dict.fromkeys(stages, 0)
     places, reasons = dict[str, PartName](), dict[PeerId, str]()
     beside: Counter[tuple[PeerId, PartName]] = Counter()  # (machine, part): how many of the part it has
 
@@ -268,12 +291,15 @@ def _placed(
 
 
 def without_memory(
-    candidates: Iterable[Candidate], parts: Iterable[PartName], homes: Mapping[str, str] | None = None
+    candidates: Iterable[Candidate],
+    parts: Iterable[PartName],
+    homes: Mapping[str, str] | None = None,
+    own: Own = MappingProxyType({}),
 ) -> str:
-    """Return why these, as many as it takes, cannot hold all stages; "" when they can. ``homes``: see
+    """Return why these, as many as it takes, cannot hold all stages; "" when they can. ``homes``, ``own``: see
     :func:`assign_stages`."""
     try:
-        assign_stages(candidates, parts, homes)
+        assign_stages(candidates, parts, homes, own)
     except Refused as refused:
         return refused.reason
     return ""
@@ -295,7 +321,7 @@ def _candidate(member: Member) -> Candidate:
     return Candidate(stage=None, **{name: getattr(member, name) for name in COMMON})
 
 
-COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside", "machine")
+COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside", "machine", "choice")
 """What a candidate says of itself that the roster says, too."""
 
 

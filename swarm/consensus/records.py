@@ -163,7 +163,7 @@ class Confirmation(Message):
 
 _LEFT_OUT = frozenset(
     {"links", "paces", "codecs", "ended", "norms", "caps", "guarded", "lengths", "usual", "late", "spread_ms", "slow"}
-    | {"admissions", "repeats", "returns", "resumed", "faults", "barred", "words", "trials"}
+    | {"admissions", "repeats", "returns", "resumed", "faults", "barred", "words", "trials", "passed", "dealt"}
 )
 """Fields of a record that are not written where they say nothing."""
 
@@ -197,6 +197,8 @@ class CloseRecord(Message):
     (``swarm.consensus.slowness``). ``faults`` prove members wrong, and ``barred`` says until when they, and those
     before them, may not join again (``swarm.consensus.faults``). ``words`` are what replicas say of the trainers whose
     microbatches they hold, and ``trials`` what follows from them and the record before (``swarm.consensus.trials``).
+    ``passed`` is how many microbatches have passed each variant of a stage lately (:func:`swarm.columns.passed_by`),
+    ``dealt`` the step with which copies of a part were given to other peers last (``swarm.step.moves``).
     ``admissions`` are there in a run that not everybody may join. Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
@@ -238,6 +240,8 @@ class CloseRecord(Message):
     barred: Annotated[dict[PeerIdField, Barred], Field(max_length=MAX_BARRED)] = {}
     words: Annotated[dict[PeerIdField, Words], Field(max_length=20_000)] = {}
     trials: Annotated[dict[PeerIdField, Trial], Field(max_length=20_000)] = {}
+    passed: Annotated[dict[PartField, Count], Field(max_length=1025)] = {}
+    dealt: Annotated[dict[PartField, Count], Field(max_length=1025)] = {}
     admissions: Admissions | None = None
     confirmation: Confirmation | None = None
     previous: DigestField
@@ -268,7 +272,8 @@ class CloseRecord(Message):
     @cached_property
     def members(self) -> Roster:
         """The next step's roster: one object, since much is found from a roster once (``copies.copy_duties``)."""
-        return Roster(self.roster, self.admissions, self.slow, self.barred, resting(self.trials, self.step + 1))
+        unfed = resting(self.trials, self.step + 1)
+        return Roster(self.roster, self.admissions, self.slow, self.barred, unfed, self.dealt)
 
     @property
     def failed_trainers(self) -> Mapping[PeerId, Trial]:

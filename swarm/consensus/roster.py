@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
-from swarm.columns import columns, held_columns, takes
+from swarm.columns import MAX_VARIANTS, columns, held_columns, takes
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.slowness import Barred, Slow, dismissed
 from swarm.errors import Advice, Ending, RunEnded
@@ -32,7 +32,8 @@ class Member(Message):
     ``machine`` is its machine's own mark in this run: those with one mark die together, as they say.
     ``worked`` is written for who holds no part: about when work of it was committed last, 0 for long ago or never;
     ``since`` for who joined, or got another part: the first step in which it takes part so; ``mute`` for whom its
-    credential gives no vote (:mod:`swarm.consensus.admissions`)."""
+    credential gives no vote (:mod:`swarm.consensus.admissions`). ``choice`` is that of a trainer's microbatches, where
+    they find their variants by its domain."""
 
     peer: PeerIdField
     role: Role
@@ -47,12 +48,13 @@ class Member(Message):
     worked: Annotated[int, Field(ge=0, lt=2**53)] = 0
     since: Annotated[int, Field(ge=0, lt=2**53)] = 0
     mute: bool = False
+    choice: Annotated[int, Field(ge=0, lt=MAX_VARIANTS)] = 0
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
-        later = ("region", "outgoing", "beside", "machine", "worked", "since", "mute")
+        later = ("region", "outgoing", "beside", "machine", "worked", "since", "mute", "choice")
         return {key: value for key, value in plain.items() if value or key not in later}
 
     @property
@@ -67,7 +69,7 @@ class Roster:
     from it is found once. ``admissions`` says who may join them, where the record that names them does; ``slow`` what
     it says of members that hold steps up, ``barred`` of peers that were proven wrong
     (:mod:`swarm.consensus.faults`); ``unfed`` are the trainers of whom the step takes nothing while others are there,
-    with the step from which they may feed again."""
+    with the step from which they may feed again; ``dealt`` is since which step others keep copies of a part."""
 
     def __init__(
         self,
@@ -76,8 +78,9 @@ class Roster:
         slow: Mapping[str, Slow] = MappingProxyType({}),
         barred: Mapping[str, Barred] = MappingProxyType({}),
         unfed: Mapping[PeerId, int] = MappingProxyType({}),
+        dealt: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self.admissions, self.slow, self.barred, self.unfed = admissions, slow, barred, unfed
+        self.admissions, self.slow, self.barred, self.unfed, self.dealt = admissions, slow, barred, unfed, dealt
         self.members = tuple(sorted(members, key=lambda member: member.peer))
         self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
         self._order: tuple[int, tuple[PeerId, ...]] = (-1, ())
@@ -133,9 +136,21 @@ class Roster:
         said = self.admissions
         return OPEN if said is None or not said.own_routes else Borders(said.organisations)
 
+    @property
+    def owners(self) -> Mapping[str, str]:
+        """Return the organisation of each part that one keeps to itself: its peers alone hold it."""
+        return {} if self.admissions is None else self.admissions.owners
+
+    @property
+    def paused(self) -> tuple[PartName, ...]:
+        """Return those of them that nobody holds now. The run goes on without; their owner has their state."""
+        return tuple(PartName(part) for part in self.owners if part not in self._by_part)
+
     def whole(self, peer: str, out: Container[str] = ()) -> bool:
         """Return whether the microbatches of this trainer have a way without those that are ``out``: always, where they
         may pass anybody, for then a part that nobody holds is lost to all."""
+        if self.owners:
+            return all(self.columns(out, choice=self[peer].choice))
         return not self.borders.drawn or self.borders.home(peer) in self._whole_homes(out)
 
     def _whole_homes(self, out: Container[str]) -> set[str]:
@@ -149,6 +164,8 @@ class Roster:
     def feeding(self, out: Container[str] = ()) -> tuple[PeerId, ...]:
         """Return the trainers whose microbatches count without those that are ``out``: who is there, and has a way."""
         there = tuple(peer for peer in self.trainers if peer not in out)
+        if self.owners:
+            return tuple(peer for peer in there if self.whole(peer, out))
         if not self.borders.drawn:
             return there
         homes = self._whole_homes(out)
@@ -264,7 +281,8 @@ class Roster:
 TRAINERS = "trainers"
 """What is lost where the ends are hosted, when nobody is left to feed."""
 ROUTES = "routes"
-"""What is lost where microbatches stay in one organisation, when none has a trainer and every stage any more."""
+"""What is lost where microbatches stay in one organisation, when none has a trainer and every stage any more; or where
+one keeps parts to itself, when no trainer is left whose microbatches have a way."""
 NO_PARTS = (TRAINERS, ROUTES)
 """What may be lost and is no part: nobody keeps a copy of it, or can be asked to take it over."""
 
@@ -277,7 +295,7 @@ def lost_replicas(roster: Roster, part: str, gone: Mapping[PeerId, str]) -> str:
 
 def _holders(roster: Roster, part: str) -> tuple[PeerId, ...]:
     if part == ROUTES:
-        return tuple(peer for peer in roster.peers if roster.borders.home(peer))
+        return roster.trainers if roster.owners else tuple(p for p in roster.peers if roster.borders.home(p))
     return roster.trainers if part == TRAINERS else roster.replicas(PartName(part))
 
 
@@ -285,7 +303,8 @@ def lost_parts(roster: Roster, lost: Collection[str]) -> tuple[str, ...]:
     """The parts of which every replica is ``lost``; with hosted ends TRAINERS, too, when all of those are."""
     parts = [str(part) for part in roster.parts if all(peer in lost for peer in roster.replicas(part))]
     nobody_feeds = ENDS not in roster.parts and all(peer in lost for peer in roster.trainers)
-    no_routes = roster.borders.drawn and not parts and not nobody_feeds and not roster.feeding(lost)
+    bound = bool(roster.borders.drawn or roster.owners)
+    no_routes = bound and not parts and not nobody_feeds and not roster.feeding(lost)
     return (*parts, *((TRAINERS,) if nobody_feeds else ()), *((ROUTES,) if no_routes else ()))
 
 
@@ -330,7 +349,7 @@ def part_lost(roster: Roster, part: str, gone: Mapping[PeerId, str], why: str = 
         return None
     last = "trainer" if part == TRAINERS else f"replica of {part}"
     if part == ROUTES:
-        last = "organisation with a trainer and every stage"
+        last = "trainer with a way" if roster.owners else "organisation with a trainer and every stage"
     return RunEnded(
         f"the last {last} is lost: {lost_replicas(roster, part, gone)}{f' ({why})' if why else ''}",
         Ending.UNREACHABLE,

@@ -11,11 +11,11 @@ import logging
 from typing import Protocol, runtime_checkable
 
 from swarm.config import Manifest
-from swarm.consensus.admissions import AdmissionPolicy
 from swarm.errors import ConfigError, Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId
 from swarm.membership.gate import CallGate
+from swarm.membership.rules import admission_policy
 from swarm.network.protocols import AnyMethod, Endpoint, Rpc
 from swarm.schema import Empty
 from swarm.security.credentials import Credential, Order
@@ -114,7 +114,7 @@ class AdmissionService:
 def open_gate(manifest: Manifest, endpoint: Endpoint, credential: Credential | None) -> AdmissionService | None:
     """Close the gate of this endpoint, and have it show ``credential`` to anyone who asks for one; None, with all open,
     for a run that anybody may join. Raises ConfigError for a run that names no issuer."""
-    rules = AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes)
+    rules = admission_policy(manifest)
     if not rules.closed:
         return None
     if not manifest.admission.issuers:

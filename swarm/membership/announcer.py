@@ -59,6 +59,7 @@ class Announcer:
             beside=settings.beside,
             machine=settings.machine,
             unfit=bits_of(self._unfit) if situation.phase not in waiting else "",
+            choice=self._around.choice,
             credential=self._around.credential,
         )
 

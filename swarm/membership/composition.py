@@ -128,7 +128,8 @@ def _chain(run: RunContext) -> RunChain:
     if run.founds:
         beginning = run.keeper.beginning() or InitialWeights(around, run.settings.ends_seed)
         found = Founder(around, run.directory, run.calls, announcer.record, donor, beginning)
-    checkpoints, joining = Checkpoints(run), Joining(run, member, following.prepare)
+    checkpoints = Checkpoints(run)
+    joining = Joining(run, member, following.prepare, checkpoints.latest)
     entering = Entering(run, first, found, holding, following, joining)
     returning = Returning(run, checkpoints, following, member, joining)
     barrier, leaving = ExitBarrier(), Leaving(run, observers.observers, announcer, handover)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from swarm.consensus.records import CloseRecord
-from swarm.errors import Busy, PeerError, StateError
+from swarm.errors import Busy, Ending, PeerError, RunEnded, StateError
 from swarm.events import DonorDropped, StateDownloaded, SyncProgress
 from swarm.ids import PartName, PeerId
 from swarm.membership.part_memory import check_memory
@@ -183,6 +184,34 @@ class StateFetch:
         finally:
             self.liars |= download.liars
         self._download = None
+
+    async def revive(self, name: PartName, record: CloseRecord, latest: Callable[[], Snapshot | None]) -> None:
+        """Hold on with a part that nobody but its owner may have, and none of whose hosts is there: as it is here, else
+        as it was ``latest`` on this machine's disk. From ``record`` on it is what replicas of it begin with. Raises
+        RunEnded where there is nothing of it."""
+        around, began = self._around, self._around.clock.monotonic()
+        if self.part is None or self.part.spec.name != name:
+            await asyncio.to_thread(check_memory, around, name)
+            state = await asyncio.to_thread(latest)
+            if state is None:
+                raise RunEnded(
+                    f"no state of {name} is on this machine, and its owner keeps it to itself: nobody else has any",
+                    Ending.MISUSED,
+                    remedy="Start a host of it where one was before.",
+                )
+            self.part = await build_empty(around, name, record.members.peers)
+            seconds, me = around.clock.monotonic() - began, around.endpoint.peer
+            around.events.emit(
+                StateDownloaded(part=name, step=state.step, donor=me, bytes_received=0, seconds=seconds, donors=(me,))
+            )
+        else:
+            state = await around.device.run(self.part.snapshot)
+        await around.device.run(self.part.install, replace(state, step=record.step))
+
+    async def digest(self) -> str | None:
+        """Return that of the state that is here; None where nothing is."""
+        part = self.part
+        return None if part is None else await self._around.device.run(lambda: digest(part.snapshot()))
 
 
 def _who_may_have(record: CloseRecord, name: PartName, donors: Sequence[PeerId]) -> tuple[PeerId, ...]:

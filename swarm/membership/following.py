@@ -128,7 +128,7 @@ class Following:
         if old is not None:
             await self._copying.keep(old, record)
         if state is None:
-            return f"its copy of {name}, which it holds from step {record.step + 1} on, came too late"
+            return f"it holds {name} from step {record.step + 1} on, and no copy of that state is here"
         part = await build_empty(self._run.around, name, record.members.peers)
         await self._run.around.device.run(part.install, state)
         await self.prepare(part, record)
@@ -182,7 +182,9 @@ class Following:
         await self._copying.decided(decision)
         lacks = await self._publish(decision, PartName(roster[me].part or "") if inside else None)
         held = self._holding.part
-        kept = None if held is None or held.spec.name not in record.digests else held  # who leaves may hold none of it
+        # Who leaves may hold none of it; and of a part that nobody holds yet the record has what was, not what is here.
+        has = set(record.digests).difference(roster.paused)
+        kept = None if held is None or held.spec.name not in has else held
         await self._run.keeper.decided(decision, kept, departed=self._at.departed)
         if self._run.rules.over(record) or self._at.departed:
             watch.follow(())

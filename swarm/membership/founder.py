@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
-from swarm.consensus.admissions import AdmissionPolicy
 from swarm.consensus.faults import barred_words, newly_barred
 from swarm.consensus.placement import Candidate, assign_stages, without_memory
 from swarm.consensus.roster import Role, without_server
@@ -25,7 +24,7 @@ from swarm.health.watch import PING_TIMEOUT_S
 from swarm.ids import ENDS, PeerId
 from swarm.membership.founding_record import FoundingTimeout, Origin, enough, found, gather_candidates
 from swarm.membership.roles import PeerContext
-from swarm.membership.rules import spec_of, update_of
+from swarm.membership.rules import admission_policy, spec_of, update_of
 from swarm.membership.state_keeper import Beginning
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec
@@ -45,7 +44,7 @@ replaced by the next who waits."""
 
 SILENT_S = 30.0
 """Who has asked for no frozen weights for so long fetches none."""
-SAID = ("role", "name", "stage", "addresses", "region", "outgoing", "beside", "machine", "credential")
+SAID = ("role", "name", "stage", "addresses", "region", "outgoing", "beside", "machine", "credential", "choice")
 """What a record in the directory says of a candidate."""
 
 
@@ -164,7 +163,7 @@ class Founder:
         try:
             origin, snapshots = await self._loaded(waiting)
             manifest = self._around.manifest
-            rules = AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes)
+            rules = admission_policy(manifest)
             self._origin = origin = dataclasses.replace(origin, rules=rules)
             if (until := rests_until(origin.barred, self._around.endpoint.peer)) > origin.step + 1:
                 raise RunEnded(f"this peer cannot resume the run: {barred_words(until)}", Ending.FAILED)
@@ -202,7 +201,8 @@ class Founder:
         manifest = self._around.manifest
         start, parts = manifest.run.start_when, manifest.cut_with(self._origin.digests)
         complete, reason = enough(found, start.stage_hosts, start.trainers)
-        problem = without_memory(found, parts, self._origin.homes(found)) or self._without_vote(found)
+        origin = self._origin
+        problem = without_memory(found, parts, origin.homes(found), origin.own(found)) or self._without_vote(found)
         if complete and problem:
             self._room.make_room("stage", sum(candidate.role == "stage" for candidate in found))
             return False, f"{reason}, but {problem}"
@@ -220,7 +220,8 @@ class Founder:
         """Raises RunEnded where one replica of each part is to reduce for the others, and nobody can call one."""
         manifest = self._around.manifest
         if manifest.averaging.strategy == "server":
-            roster, _ = assign_stages(candidates, self._origin.digests, self._origin.homes(candidates))
+            origin = self._origin
+            roster, _ = assign_stages(candidates, origin.digests, origin.homes(candidates), origin.own(candidates))
             if problem := without_server(roster, self._around.how_to_join):
                 raise RunEnded(f"the run cannot start: {problem}", Ending.UNREACHABLE)
 

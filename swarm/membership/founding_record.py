@@ -113,8 +113,11 @@ class Origin:
 
     def homes(self, candidates: Iterable[Candidate]) -> Mapping[str, str] | None:
         """Return the organisation of each of these, where microbatches stay in it; else None."""
-        shown = (one.credential for one in candidates if one.credential is not None)
-        return self.rules.homes(self.admissions or self.rules.first(), shown)
+        return self.rules.homes(self.admissions or self.rules.first(), _shown(candidates))
+
+    def own(self, candidates: Iterable[Candidate]) -> Mapping[PartName, Collection[str]]:
+        """Return those of these that may hold each part that an organisation keeps to itself."""
+        return self.rules.may_hold(self.admissions or self.rules.first(), _shown(candidates))
 
     @staticmethod
     def after(record: CloseRecord) -> Origin:
@@ -131,6 +134,10 @@ class Origin:
             barred=record.barred,
             trials={peer: one.rest for peer, one in record.trials.items() if one.times},
         )
+
+
+def _shown(candidates: Iterable[Candidate]) -> list[Credential]:
+    return [one.credential for one in candidates if one.credential is not None]
 
 
 def founding_record(run: RunId, roster: Roster, origin: Origin, credentials: Sequence[Credential] = ()) -> CloseRecord:
@@ -185,7 +192,7 @@ async def found(
     """
     began, term = patience.clock.monotonic(), 0
     while True:
-        roster, reasons = assign_stages(candidates, origin.digests, origin.homes(candidates))
+        roster, reasons = assign_stages(candidates, origin.digests, origin.homes(candidates), origin.own(candidates))
         issuers = (origin.admissions or origin.rules.first()).issuers  # who need none
         shown = [one.credential for one in candidates if one.credential is not None and one.peer not in issuers]
         proposal = Propose(record=founding_record(run, roster, origin, shown), term=term, credentials=tuple(shown))

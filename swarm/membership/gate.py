@@ -93,9 +93,12 @@ class CallGate:
 
     def may_fetch(self, caller: PeerId, part: str) -> None:
         """Raise as :meth:`may` for a caller that may look, but learn nothing of the model; Refused for one that is to
-        join in a role that does not hold this part. A member holds, or copies, what its record says."""
+        join in a role that does not hold this part, and for whoever is not of the organisation that keeps it to itself.
+        A member holds, or copies, what its record says."""
         self.require(caller, CallerAccess.JOINER, "a part of the model")
-        shown = self._shown.get(caller)
+        shown, view = self._shown.get(caller), self._looked()
+        if caller != self._me:
+            view.state.check_own(part, caller, None if caller in view.access else shown)
         if shown is None or shown.grant.gives(part) or self.access_of(caller) >= CallerAccess.MEMBER:
             return
         needed = f"that takes an invite as {role_that_holds(part)}, or as any"

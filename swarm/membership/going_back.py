@@ -27,7 +27,7 @@ from swarm.membership.run import RunContext
 from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, lacking, plans
-from swarm.state.checkpoints.files import decode_manifest, held, part_path, read_manifest
+from swarm.state.checkpoints.files import decode_manifest, held, part_path, read_manifest, steps
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.checkpoints.proof import proof_in
 from swarm.state.snapshot import Snapshot
@@ -118,6 +118,19 @@ class Checkpoints:
                 awaited = f"{name} of the checkpoint of step {record.step}, which nobody gives: {error}"
                 self._run.situation.wait_for(awaited)
                 await clock.sleep(patience.pause_s())
+        return None
+
+    def latest(self, name: PartName, step: int) -> Snapshot | None:
+        """Return the newest state of a part that is whole on this disk, of a step up to this one. Blocking."""
+        root = self._run.keeper.root
+        for at in reversed(() if root is None else steps(root)):
+            there = held(root, at) if root is not None and at <= step else None
+            if root is None or there is None or there.record is None or name not in there.parts:
+                continue
+            try:
+                return load_part(root, at, name, expected_digest=there.record.parts[name])
+            except (StateError, OSError) as error:
+                logger.warning("%s of step %d is of no use: %s", name, at, error)
         return None
 
     def _on_disk(self, name: PartName, record: CloseRecord) -> Snapshot | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 
 from swarm.consensus.changes import Admission, admission_bytes
 from swarm.consensus.copies import copy_holders
@@ -41,6 +42,7 @@ from swarm.membership.run import RunContext
 from swarm.membership.survey import Survey
 from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
+from swarm.state.snapshot import Snapshot
 from swarm.step.blocked import ONCE_WANTED
 from swarm.step.member.member_service import MemberService
 from swarm.step.messages import JOIN
@@ -65,14 +67,17 @@ LISTEN_EVERY_S = 30.0
 
 Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
 """Our part has the state of this record for the first time: be ready to take work with it."""
+Latest = Callable[[PartName, int], Snapshot | None]
+"""The newest state of a part on this machine's disk, of a step up to this one; None for none. Blocking."""
 
 
 class Joining:
-    """One peer's way into a running run. ``prepare`` is called once, before anybody can send us work."""
+    """One peer's way into a running run. ``prepare`` is called once, before anybody can send us work; ``latest`` gives
+    what this disk has of a part that nobody else may have."""
 
-    def __init__(self, run: RunContext, member: MemberService, prepare: Prepare) -> None:
+    def __init__(self, run: RunContext, member: MemberService, prepare: Prepare, latest: Latest) -> None:
         self._run, self._around, self._at = run, run.around, run.position
-        self._member, self._prepare = member, prepare
+        self._member, self._prepare, self._latest = member, prepare, latest
         self._survey = Survey(run)
         self._context = ObserverContext(
             run=run.rules.run,
@@ -294,16 +299,17 @@ class Joining:
         """Return who can help: any member with decisions, a replica with a part; in an order of our own, so that those
         who join together spread, and another one each time. When replicas have failed, those come after them that keep
         a copy of the part: its replicas may all be gone. Who lied is not asked again."""
-        members = head.members.peers if name is None else head.members.replicas(name)
+        any_member = name is None or name in head.members.paused
+        members = head.members.peers if name is None or any_member else head.members.replicas(name)
         donors = self._willing(members)
         random.Random(self._around.endpoint.peer).shuffle(donors)
-        if name is None:
+        if any_member:
             donors.sort(key=lambda peer: peer != contact)  # it is known to answer
         first = attempt % max(1, len(donors))
         donors = donors[first:] + donors[:first]
         if name in self._run.rules.frozen:
             donors += self._willing([peer for peer in head.members.peers if peer not in donors])
-        elif name is not None and attempt > 0:
+        elif name is not None and not any_member and (attempt > 0 or not donors):
             donors += self._willing(copy_holders(head.members, name, self._around.manifest.run.copies))
         return donors
 
@@ -312,8 +318,13 @@ class Joining:
         return [peer for peer in peers if peer not in self._state.liars and peer != me]
 
     async def _join(self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord) -> None:
-        observer = await self._went_on(donors) or await self._begun(donors, contact, known)
+        name = self._run.situation.part
+        alone = name in known.members.paused
+        follows = None if alone else name  # what nobody holds stays as it is until we do
+        observer = await self._went_on(donors, follows) or await self._begun(donors, contact, known, follows)
         while not self._at.is_member:
+            if alone and name not in observer.head.members.paused:
+                raise WrongStep(f"others hold {name} by now")
             self._learn(await self._next(observer))
         await observer.close()
 
@@ -335,12 +346,12 @@ class Joining:
             await self._around.clock.sleep(ASK_AGAIN_S)
             await self._ask(head, lost=lost)
 
-    async def _went_on(self, donors: Sequence[PeerId]) -> Observer | None:
+    async def _went_on(self, donors: Sequence[PeerId], follows: PartName | None) -> Observer | None:
         """One more step from the state that we hold already, when somebody still keeps what comes after it for us."""
         ours, part = self._at.head, self._state.part
         if ours is None or not self._holds(ours):
             return None
-        observer = Observer(self._context, donors, self._run.situation.part)
+        observer = Observer(self._context, donors, follows)
         observer.go_on(ours, part)
         try:
             self._learn(await self._next(observer))
@@ -354,10 +365,12 @@ class Joining:
         part = self._state.part
         return self._prepared and (self._run.situation.part is None if part is None else part.step == record.step)
 
-    async def _begun(self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord) -> Observer:
+    async def _begun(
+        self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord, follows: PartName | None
+    ) -> Observer:
         """Have some of the donors keep updates from one state on, and our part at that state: as it is, or fetched."""
         name = self._run.situation.part
-        observer = Observer(self._context, donors, name)
+        observer = Observer(self._context, donors, follows)
         decision = await self._start(observer, contact, known)
         record, ours = decision.record, self._at.head
         if ours is not None and record.age < ours.age:
@@ -365,7 +378,9 @@ class Joining:
         if ours is not None and record.hash() == ours.hash() and self._holds(record):
             observer.resume(self._state.part)  # only the donors are others
             return observer
-        if name is not None:
+        if name is not None and follows is None:
+            await self._state.revive(name, record, partial(self._latest, name, record.step))
+        elif name is not None:
             await self._state.run(name, observer.donors, record)
         if not self._prepared:
             await self._prepare(self._state.part, record)
@@ -402,9 +417,12 @@ class Joining:
             outgoing=only_calls(self._run.settings, around.endpoint.addresses),
             beside=self._run.settings.beside,
             machine=self._run.settings.machine,
+            choice=around.choice,
         )
-        signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
-        body = Admission(step=step, member=member, signature=signature, credential=around.credential)
+        state = await self._state.digest() if member.part in head.members.paused else None
+        signed = admission_bytes(around.manifest.run_id, step, head.hash(), member, state)
+        signature = around.identity.sign(signed)
+        body = Admission(step=step, member=member, signature=signature, credential=around.credential, state=state)
         self._run.exit.admitted.set()
         if step != self._asking and (self._prepared or self._run.situation.part is None):
             # Why it was refused stays said while it asks again, and what is lost while it waits for that.

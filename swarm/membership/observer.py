@@ -84,7 +84,8 @@ class ObserverContext:
 
 
 class Observer:
-    """Follows one run with the help of some of ``donors``. ``name`` is None for a peer that will hold nothing."""
+    """Follows one run with the help of some of ``donors``. ``name`` is None for a peer that will hold nothing; and of
+    one whose part nobody holds: that stays as it is from step to step."""
 
     def __init__(self, context: ObserverContext, donors: Sequence[PeerId], name: PartName | None) -> None:
         self._context, self._candidates, self._name = context, tuple(donors), name
@@ -194,9 +195,9 @@ class Observer:
 
     async def _take_step(self, guide: PeerId) -> Decision:
         part, step = self._part, self.head.step + 1
-        size = 0 if part is None else update_bytes(part, step)
+        size = 0 if part is None or self._name is None else update_bytes(part, step)
         decided, payload = await self._asked(guide, NEXT, NextRequest(part=self._name, step=step), size)
-        void = decided.record.void
+        void = decided.record.void or self._name is None
         mean = update_in(payload, 0 if void else size, guide)
         self._check(decided, guide)
         decision = decided.decision()

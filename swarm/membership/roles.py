@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
-from swarm.columns import becomes, columns_of
+from swarm.columns import becomes, columns_of, takes
 from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.faults import HopFault, auditors
@@ -101,6 +101,12 @@ class PeerContext:
         return None if self.admission is None else self.admission.gate
 
     @property
+    def choice(self) -> int:
+        """Return that of a trainer's microbatches, where its domain says which variants they pass; else 0."""
+        by_domain = self.source is not None and self.manifest.split.route_by == "domain"
+        return min(self.source.choices) if self.source is not None and by_domain else 0
+
+    @property
     def credential(self) -> Credential | None:
         """Return what admits this peer; None where nothing has to."""
         return None if self.gate is None else self.gate.credential
@@ -147,9 +153,12 @@ def open_bounds(manifest: Manifest, bounds: Bounds, part: TrainedPart, record: C
         bounds.open(record.step, next(usual, (0.0, 0.0)), influence)
 
 
-def _participants(roster: Roster) -> Participants:
+def _participants(roster: Roster, part: PartName) -> Participants:
+    """Return who takes part, as a replica of a part sees it: where organisations keep parts to themselves, only
+    trainers whose microbatches pass it."""
     unfed = set(roster.trainers).difference(roster.fed(roster.trainers))
-    return Participants.of(roster.trainers, roster.columns(), roster.borders, unfed, roster.variants)
+    feeding = [peer for peer in roster.trainers if not roster.owners or takes(part, roster[peer].choice)]
+    return Participants.of(feeding, roster.columns(), roster.borders, unfed, roster.variants)
 
 
 class StageRole:
@@ -202,7 +211,7 @@ class StageRole:
             events=around.events,
             clock=around.clock,
         )
-        return StageServer(settings, context, _participants(roster))
+        return StageServer(settings, context, _participants(roster, part.spec.name))
 
     def opened(self, record: CloseRecord) -> None:
         """The step after this record is open."""
@@ -210,7 +219,8 @@ class StageRole:
         for specs, bounds in zip(self._specs, self._bounds, strict=True):
             open_boundary(self._manifest, specs, record)
             open_bounds(self._manifest, bounds, self.part, record)
-        self.service.open_step(record.step + 1, _participants(roster), after, record.previous[:AFTER_CHARS])
+        there = _participants(roster, self.part.spec.name)
+        self.service.open_step(record.step + 1, there, after, record.previous[:AFTER_CHARS])
         self._memory.follow(roster)
 
     @property

@@ -149,6 +149,12 @@ def move_rules(manifest: Manifest) -> MoveRules:
     )
 
 
+def admission_policy(manifest: Manifest) -> AdmissionPolicy:
+    """Return what the manifest says of who may take part, and hold what."""
+    split = manifest.split
+    return AdmissionPolicy(manifest.run_id, manifest.admission, split.own_routes, split.owners)
+
+
 def late_rules(manifest: Manifest) -> LateRules:
     """Return what the manifest says of replicas that are late for a close."""
     averaging, local = manifest.averaging, manifest.averaging.local
@@ -217,7 +223,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         guards=manifest.averaging.guard != "none",
         influence=manifest.optimizer.influence,
         tries_trainers=manifest.optimizer.trainer_test,
-        admission=AdmissionPolicy(manifest.run_id, manifest.admission, manifest.split.own_routes),
+        admission=admission_policy(manifest),
         delink_at=delinked_at(manifest.model),
         early=math.floor(manifest.speed.early_share * target) if manifest.speed.overlaps else 0,
     )

@@ -145,7 +145,7 @@ class Survey:
     async def choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Choose what this peer holds when it joins after the record ``head``, and say so in an event; of a part that
         is ``lost`` see :meth:`lost`. Raises RunEnded when the run has no such place, or none that fits."""
-        parts = self._around.manifest.cut_with(head.members.parts)
+        parts = self._own_parts(head)
         settings, me = self._run.settings, self._endpoint.peer
         free = settings.role == "stage" and settings.stage is None
         leaving, arriving = await asyncio.gather(self._leaving(head.members), self._arriving()) if free else ((), {})
@@ -162,7 +162,7 @@ class Survey:
             beside=head.members.parts_beside(me, settings.beside),
             unfit=unfit,
             chosen=self._run.situation.part,
-            load={} if settings.stage is None else loads(parts, head.committed),
+            load={} if settings.stage is None else loads(parts, head.passed),
             home=home,
         )
         try:
@@ -175,6 +175,23 @@ class Survey:
         if (part, reason) != (self._run.situation.part, self._run.situation.reason):
             self._run.assigned(part, reason, head)
         return part
+
+    def _own_parts(self, head: CloseRecord) -> tuple[PartName, ...]:
+        """Return the run's parts without those that another organisation keeps to itself. Raises RunEnded where none is
+        left of the stage that is wished for."""
+        parts, wish = self._around.manifest.cut_with(head.members.parts), self._run.settings.stage
+        found, refused = list[PartName](), ""
+        for part in parts:
+            try:
+                if head.admissions is not None:
+                    head.admissions.check_own(part, self._endpoint.peer, self._around.credential)
+                found.append(part)
+            except Refused as kept:
+                refused = kept.reason
+        wished = (wish,) if wish is not None else None
+        if refused and host_parts(parts, wished) and not host_parts(found, wished):
+            raise RunEnded(refused, Ending.MISUSED, remedy=Advice.NEW_GRANT)
+        return tuple(found)
 
     @staticmethod
     def _home(roster: Roster, peer: PeerId, credential: Credential | None) -> str | None:

@@ -11,10 +11,10 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, StringConstraints
 
-from swarm.columns import MAX_VARIANTS, columns, stage_parts
+from swarm.columns import MAX_VARIANTS, columns, stage_parts, takes
 from swarm.errors import ConfigError
-from swarm.ids import ENDS, PartName
-from swarm.schema import HistogramField, Section
+from swarm.ids import ENDS, PartName, variant_of
+from swarm.schema import HistogramField, OrganisationName, Section
 
 DType = Literal["float32", "bfloat16"]
 
@@ -81,6 +81,12 @@ class SplitConfig(Section):
         Field(max_length=MAX_VARIANTS, exclude_if=operator.not_),
     ] = ()
     """Names of what trainers bring with ``route_by = "domain"``, in the order of variants."""
+    own: Annotated[
+        dict[Annotated[str, StringConstraints(pattern=DOMAIN)], OrganisationName],
+        Field(max_length=MAX_VARIANTS, exclude_if=operator.not_),
+    ] = {}
+    """Domains whose experts one organisation keeps to itself, as ``legal = "acme"``: its peers alone hold them, feed
+    them, or can have their weights. While none of its hosts is there, these experts wait and the others train on."""
     centres: Annotated[tuple[HistogramField, ...], Field(max_length=MAX_VARIANTS, exclude_if=operator.not_)] = ()
     """How often tokens are in the text of each choice, by bins that their ids are hashed into: text goes to the
     nearest. The founder learns them."""
@@ -95,6 +101,14 @@ class SplitConfig(Section):
     def choices(self) -> int:
         """Return how many ways there are for a microbatch, by its text or its trainer's domain."""
         return len(self.domains or self.centres) or 1
+
+    @property
+    def owners(self) -> dict[PartName, str]:
+        """Return the organisation of each variant that one keeps to itself: all that pass it are of its domains."""
+        names = [self.own.get(name, "") for name in self.domains]
+        passing = {part: {org for at, org in enumerate(names) if takes(part, at)} for part in self.parts}
+        several = (part for part in self.parts if variant_of(part)[1] > 1)
+        return {part: org for part in several if len(passing[part]) == 1 and (org := min(passing[part]))}
 
     @property
     def own_routes(self) -> bool:

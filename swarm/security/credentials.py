@@ -17,14 +17,13 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PeerId
-from swarm.schema import Count, DigestField, Message, PeerIdField
+from swarm.schema import Count, DigestField, Message, OrganisationName, PeerIdField
 from swarm.security.signing import PrivateIdentity, Verify
 
 GrantRole = Literal["stage", "trainer", "observer", "any"]
 """What the holder may do: one of the two, look only, or all."""
 
 HolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$")]
-OrganisationName = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,40})?$")]
 SerialField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 SignatureHex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from swarm.clock import moment
-from swarm.consensus.copies import copy_holders
+from swarm.columns import takes
+from swarm.consensus.copies import copy_holders, to_spare
 from swarm.consensus.roster import (
     NO_PARTS,
     ROUTES,
@@ -106,12 +107,18 @@ def _holder(
     if part == TRAINERS:
         lost = _named(roster, roster.trainers)
         return f"a trainer to join ({how(None)}): {lost} lost, and nobody else feeds the run"
+    if part == ROUTES and roster.owners:
+        waits = f"; or a host of {', '.join(roster.paused)}, whose trainers wait" if roster.paused else ""
+        return f"a trainer to join ({how(None)}): {_named(roster, roster.trainers)} lost or waiting{waits}"
     if part == ROUTES:
         lost = _named(roster, [peer for peer in roster.peers if peer in gone and roster.borders.home(peer)])
         return (
             f"an organisation with a trainer and every stage: {lost} lost; next: start one where it was, or have a "
             "peer join with an invite that names an organisation which lacks it"
         )
+    if owner := roster.owners.get(part):
+        lost = lost_replicas(roster, PartName(part), gone)
+        return f"a host of {part}: {lost}; {owner} keeps it to itself; next: {owner} starts one where it was"
     replicas = roster.replicas(PartName(part))
     there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
     if not (there if kept is None else part in kept):
@@ -119,15 +126,17 @@ def _holder(
         unless = ", unless it is there again" if kept is None else ""  # who asks to join tells the leader alone
         start = f"start {_names(roster, replicas)} where it was{unless}"
         return f"a replica of {part}: {lost}; nobody keeps a copy; next: {start}"
-    if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
+    if kept is None and to_spare(roster, gone, part):
         return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
     who = "a trainer" if part == ENDS else "a stage host"
     return f"{who} to join for {part} ({how(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
 
 
 def awaited_near(roster: Roster, me: PeerId, gone: Collection[str], how: HowToJoin = join_words) -> str:
-    """Return what trainers of our organisation wait for, where microbatches stay in it and it lacks a stage, with what
-    can be done; "" for nothing."""
+    """Return what trainers of our organisation wait for, where microbatches stay in it and it lacks a stage, or where
+    it keeps to itself what they pass, with what can be done; "" for nothing."""
+    if roster.owners:
+        return _awaited_own(roster, me, how)
     borders = roster.borders
     if not borders.drawn or me not in roster:
         return ""
@@ -145,6 +154,19 @@ def awaited_near(roster: Roster, me: PeerId, gone: Collection[str], how: HowToJo
     )
 
 
+def _awaited_own(roster: Roster, me: PeerId, how: HowToJoin) -> str:
+    if me not in roster or roster[me].role != "trainer":
+        return ""
+    part = next((part for part in roster.paused if takes(part, roster[me].choice)), None)
+    if part is None:
+        return ""
+    owner = roster.owners[part]
+    return (
+        f"a host of {part}, which {owner} keeps to itself: its trainers wait while others train on; next: {owner} "
+        f"starts one where it was ({how(part)})"
+    )
+
+
 ONCE_WANTED = f"the run goes back to a checkpoint once that is wanted: {Advice.SAY_SO}"
 """What is said beside such parts by who does not lead, in a run that asks."""
 
@@ -152,7 +174,7 @@ ONCE_WANTED = f"the run goes back to a checkpoint once that is wanted: {Advice.S
 def awaited_word(roster: Roster, gone: Collection[PeerId], copies: int) -> str:
     """Return what a run that asks waits for, too, where nobody who is there should keep a copy of a lost part; else
     ""."""
-    lost = [PartName(part) for part in lost_parts(roster, gone) if part not in NO_PARTS]
+    lost = [PartName(part) for part in lost_parts(roster, gone) if part not in (*NO_PARTS, *roster.owners)]
     return ONCE_WANTED if any(set(copy_holders(roster, part, copies)) <= set(gone) for part in lost) else ""
 
 
@@ -160,14 +182,6 @@ def awaited_return(then: str, until: float) -> str:
     """Return what is said beside lost parts of which nobody keeps a copy: what comes ``then``, or is in the way, and
     when those that are left end (seconds since the epoch), if nothing does."""
     return f"{then}; if nobody comes, those that are left end at {moment(until)}"
-
-
-def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str]) -> bool:
-    """As :func:`swarm.step.member.rescue.choose` has it: a stage host whose own stage keeps a replica."""
-    own = roster[peer]
-    if part == ENDS or own.role != "stage" or own.part is None:
-        return False
-    return sum(other not in gone for other in roster.replicas(PartName(own.part))) > 1
 
 
 def _names(roster: Roster, peers: Collection[PeerId]) -> str:

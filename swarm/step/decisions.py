@@ -9,6 +9,7 @@ from statistics import median_high, median_low
 from typing import Literal
 
 from swarm.columns import held
+from swarm.consensus.changes import Changes
 from swarm.consensus.ledger import weights
 from swarm.consensus.placement import holding
 from swarm.consensus.records import CloseRecord, Contribution, GradientLengths, MeasuredLink
@@ -160,11 +161,17 @@ def cursors(
     return everybody
 
 
-def given_up(
-    head: CloseRecord, previous: str, term: int, roster: Roster, absent: tuple[str, ...], most: int
-) -> CloseRecord:
-    """The void record of the step after ``head``, whose hash is ``previous``: all but the roster is as it was. Pure:
-    every member computes the same."""
+def kept_digests(before: CloseRecord, changes: Changes) -> dict[str, str]:
+    """Return the digests, after the step that follows ``before``, of the parts that an organisation keeps to itself and
+    that nobody held in it: as they were, or what hosts of it say that now join with them."""
+    said = {str(join.member.part): join.state for join in changes.joins if join.state is not None}
+    return {str(part): said.get(str(part), before.digests[part]) for part in before.members.paused}
+
+
+def given_up(head: CloseRecord, previous: str, term: int, roster: Roster, changes: Changes, most: int) -> CloseRecord:
+    """The void record of the step after ``head``, whose hash is ``previous``, with these changes, which make the
+    roster: all else is as it was, but for states that joiners bring (:func:`kept_digests`). Pure: every member computes
+    the same."""
     return CloseRecord(
         run=head.run,
         step=head.step + 1,
@@ -175,12 +182,14 @@ def given_up(
         grad_norm=0.0,
         clip=1.0,
         lr=0.0,
-        digests=dict(head.digests),
+        digests={**head.digests, **kept_digests(head, changes)},
         cursors=cursors(head, (), {}, roster, most),
         roster=roster.members,
-        absent=absent,
+        absent=changes.absent,
         void=True,
         usual=head.usual,
+        passed=head.passed,
+        dealt=head.dealt,
         trials=head.trials,
         codecs=head.codecs,
         lineage=head.lineage,
@@ -196,8 +205,9 @@ def gone_back(
 ) -> CloseRecord:
     """The record with which the run goes back from ``head`` to the state after an earlier one, ``to``. Pure: every
     member computes the same. Weights and cursors are those of then, and so are the parts that hosts hold; who takes
-    part, and what is known of links, are of now. What replicas were owed for a close that they had missed is of steps
-    that do not count; whom the run takes nothing from since then rests on, by no words of such steps."""
+    part, and what is known of links and of how busy variants are, are of now. What replicas were owed for a close that
+    they had missed is of steps that do not count; whom the run takes nothing from since then rests on, by no words of
+    such steps."""
     opens = to.step + 1  # all take part from there on, whatever they joined
     rest = {peer: one.rest for peer, one in head.trials.items() if one.times > to.trials.get(peer, Trial()).times}
     members = tuple(one.model_copy(update={"since": min(one.since, opens)}) for one in roster.members)
@@ -221,6 +231,8 @@ def gone_back(
         links={peer: link for peer, link in head.links.items() if peer in roster},
         paces={peer: pace for peer, pace in head.paces.items() if peer in roster},
         usual=to.usual,
+        passed=head.passed,
+        dealt=head.dealt,
         trials={**to.trials, **rest},
         codecs=head.codecs,
         spread_ms=head.spread_ms,

@@ -40,34 +40,53 @@ class MoveRules:
         """Plan the moves with the step that follows ``before``, in which ``changes`` are granted; moves among those do
         not matter. Nobody moves with the run's last step. Cost: the copies of every stage, and O(moves · stages ·
         copies)."""
-        step = before.step + 1
         if not self.on:
             return MovePlan()
-        roster = before.members
-        stages = host_parts(roster.parts)
+        return plan(self._balance(before, changes), self._copied(before.members, before.step + 1))
+
+    def dealt(self, before: CloseRecord, changes: Changes) -> Mapping[str, int]:
+        """Return what the record says of when copies of parts were given to other peers, with the step that follows
+        ``before``. Moves go where copies lead. Where they lead nowhere, while others, had they copies, would move, the
+        part that these would go to has its copies dealt anew: every so many records, until they lead somewhere."""
+        step = before.step + 1
+        if not self.on or self.plan(before, changes).moves:
+            return before.dealt
+        balance = self._balance(before, changes)
+        may = {peer: balance.stages for peer in balance.held if self._settled(before.members, peer, step)}
+        moves = plan(balance, may).moves
+        if not moves or step - before.dealt.get(moves[0].target, 0) < NO_RETURN_RECORDS:
+            return before.dealt
+        return {**before.dealt, moves[0].target: step}
+
+    def _balance(self, before: CloseRecord, changes: Changes) -> Balance:
+        roster, step = before.members, before.step + 1
+        stages = [part for part in host_parts(roster.parts) if part not in roster.owners]  # with these nobody helps
         held = {peer: part for part in stages for peer in roster.replicas(part)}
-        joining = [join.member for join in changes.joins if join.member.role == "stage"]
-        balance = Balance(
+        joining = {PeerId(join.member.peer): PartName(join.member.part or "") for join in changes.joins}
+        return Balance(
             step=step,
             stages=stages,
             held=held,
-            joining={PeerId(member.peer): PartName(member.part or "") for member in joining},
+            joining={peer: part for peer, part in joining.items() if part in stages},
             going={PeerId(peer) for peer in (*changes.absent, *(leave.peer for leave in changes.leaves))},
             speed=self._speeds(before, held),
-            load=loads(host_parts(before.members.parts), before.committed),
+            load=loads(stages, before.passed),
             last=step >= self.steps,
         )
-        return plan(balance, self._copied(roster, step))
 
     def _copied(self, roster: Roster, step: int) -> Mapping[PeerId, list[PartName]]:
-        """By peer the stages to which it may move: those of which it keeps a copy. Who came to its own only lately
-        stays, so that nobody moves to and fro."""
+        """By peer the stages to which it may move: those of which it keeps a copy."""
         found: dict[PeerId, list[PartName]] = {}
         for part, holders in copy_duties(roster, self.copies).items():
             for peer in holders:
-                if roster[peer].since == 0 or step - roster[peer].since >= NO_RETURN_RECORDS:
+                if self._settled(roster, peer, step):
                     found.setdefault(peer, []).append(part)
         return found
+
+    @staticmethod
+    def _settled(roster: Roster, peer: PeerId, step: int) -> bool:
+        """Return whether a peer may move: who came to its part only lately stays, so that nobody moves to and fro."""
+        return roster[peer].since == 0 or step - roster[peer].since >= NO_RETURN_RECORDS
 
     def _speeds(self, before: CloseRecord, held: Mapping[PeerId, PartName]) -> Mapping[PeerId, float]:
         """Microbatches that each host takes while the middle one of those that have told takes one; a microbatch comes

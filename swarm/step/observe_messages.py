@@ -8,8 +8,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.network.protocols import Rpc
-from swarm.schema import Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
-from swarm.security.credentials import OrganisationName
+from swarm.schema import Count, DigestField, Empty, Message, OrganisationName, PartField, PeerIdField, SignatureField
 
 MAX_LACKING = 64
 

@@ -142,6 +142,10 @@ class StepRules:
         if found is not None:
             said = f" for choice {contribution.choice} of its variants" if found[1] in roster.variants else ""
             raise Refused(f"{found[1]} is not a replica of stage {found[0]}{said}")
+        if roster.owners and contribution.choice != roster[trainer].choice:
+            raise Violation(
+                f"a microbatch of choice {contribution.choice}, of a trainer of choice {roster[trainer].choice}"
+            )
         roster.borders.check(trainer, contribution.route)
 
     def check_loss(self, contribution: Contribution) -> None:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ LONGEST_DOCUMENT = 20_000
 PIPELINE = ("stage/", "trainer/")
 """What methods are called that carry microbatches."""
 SPARSE = {"dim": 16, "layers": 2, "heads": 1}
-"""Of a run that is about who computes how much."""
+DEVICE_S = dict.fromkeys(("forward", "backward"), 0.01)
+"""Of a run that is about who computes how much: hosts that take no time are not told apart, and one gets all."""
 
 
 def play(root: Path, *, model: str, seed: int, steps: int, hosts: int, characters: dict[str, int]) -> dict[str, Any]:
@@ -52,7 +54,8 @@ def play(root: Path, *, model: str, seed: int, steps: int, hosts: int, character
     Returns:
         ``losses`` by kind of text in nats a token, of whole rows and of their second halves where each is routed by the
         first; the ``bytes`` that a microbatch took; and how many microbatches each host of the last stage computed in
-        the second half of the run, the most over the mean: ``load``.
+        the second half of the run, the most over the mean: ``load``, with the ``best`` that so many hosts allow, of
+        whom each variant has a whole number, and how many moved in that half: ``moved``.
     """
     texts = texts_of(random.Random(seed))
     documents = [one[:LONGEST_DOCUMENT] for kind, most in characters.items() for one in _first(texts[kind].train, most)]
@@ -65,9 +68,9 @@ def play(root: Path, *, model: str, seed: int, steps: int, hosts: int, character
     if model == "load":
         batch = {"microbatch_size": 2, "microbatches_per_step": 2 * hosts}
         sections = {"split": split, "model": SPARSE, "batch": batch, "rebalance": {"mode": "auto"}}
-        swarm = run.swarm("load", sections, steps, hosts)
+        swarm = run.swarm("load", sections, steps, hosts, stage_s=DEVICE_S)
         run_world(swarm.run(timeout_s=1e6))
-        return figures | {"load": _load(swarm)}
+        return figures | _load(swarm)
     router = Router(centres)
     if model == "apart":
         shards = _rows_apart(first, router, root)
@@ -104,7 +107,7 @@ class _Run:
     documents: Sequence[str]
     seed: int
 
-    def swarm(self, name: str, sections: Mapping[str, Any], steps: int = 1, hosts: int = 0) -> SimSwarm:
+    def swarm(self, name: str, sections: Mapping[str, Any], steps: int = 1, hosts: int = 0, **more: Any) -> SimSwarm:
         """One with a trainer, and a host for each part or more. All peers keep the run in one directory."""
         (root := self.root / name).mkdir()
         hosts = hosts or sum(sections.get("split", {}).get("variants", (1, 1)))
@@ -125,7 +128,7 @@ class _Run:
             fixed["run"]["copies"] = 2
         overrides = {key: fixed.get(key, {}) | sections.get(key, {}) for key in (*fixed, *sections)}
         sites = {one: {"run_directory": root / "kept", "checkpoint_every": steps} for one in names}
-        return SimSwarm(root, hosts=hosts, trainers=1, documents=[self.documents], sites=sites, **overrides)
+        return SimSwarm(root, hosts=hosts, trainers=1, documents=[self.documents], sites=sites, **overrides, **more)
 
     def trained(self, name: str, sections: Mapping[str, Any], steps: int, shard: Path | None = None) -> _Trained:
         """A run that is over; one with a ``shard`` of its own has rows of the others' text."""
@@ -214,12 +217,18 @@ def _bytes(swarm: SimSwarm) -> float:
     return carried / sum(len(record["committed"]) for record in _closed(swarm))
 
 
-def _load(swarm: SimSwarm) -> float:
-    """The most microbatches of a host of the last stage over the mean, in the second half of the run; a host that
-    nobody asks counts too."""
+def _load(swarm: SimSwarm) -> dict[str, Any]:
+    """A host that nobody asks counts too."""
     closed = _closed(swarm)
     late = closed[len(closed) // 2 :]
     done = Counter(one["route"][-1] for record in late for one in record["committed"])
-    members = [member for record in late for member in record["roster"]]
-    hosts = {member["peer"] for member in members if variant_of(member["part"] or ENDS)[1] > 1}
-    return max(done.values()) / (sum(done.values()) / len(hosts | done.keys()))
+    places = [{member["peer"]: member["part"] for member in record["roster"]} for record in late]
+    hosts = {peer for place in places for peer, part in place.items() if variant_of(part or ENDS)[1] > 1}
+    moved = sum(now[peer] != part for was, now in pairwise(places) for peer, part in was.items())
+    kinds = Counter(one.get("choice", 0) for record in late for one in record["committed"])
+    given = dict.fromkeys(kinds, 1)
+    for _ in range(len(hosts) - len(kinds)):
+        given[max(kinds, key=lambda kind: kinds[kind] / given[kind])] += 1
+    mean = sum(done.values()) / len(hosts | done.keys())
+    best = max(count / given[kind] for kind, count in kinds.items()) / mean
+    return {"load": max(done.values()) / mean, "best": best, "moved": moved}

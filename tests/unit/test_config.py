@@ -418,6 +418,38 @@ def test_manifest_without_experts_says_nothing_of_them_and_one_with_them_has_ano
     assert parse_manifest(document(model=MIXED, **aside), "a test").averaging.codec == "int8"
 
 
+OWN = {"variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
+
+
+@pytest.mark.parametrize(
+    ("split", "sections", "key", "words"),
+    [
+        ({"own": {"code": "acme"}}, {}, "split.own", "Set split.variants"),
+        ({**OWN, "own": {"poems": "acme"}}, {}, "split.own", "no other domain passes"),
+        ({**OWN, "own": {"code": ""}}, {}, "split.own", "an organisation for"),
+        ({**OWN, "own": {"code": "two words"}}, {}, "split.own.code", "letters|match"),
+        ({**OWN, "domains": ("law", "code", "poems")}, {}, None, ""),
+        ({**OWN, "domains": ("law", "code", "poems", "trade")}, {}, "split.own", "a variant of its own"),
+        ({**OWN, "route_by": "text", "domains": (), "centres": FOUR_CENTRES}, {}, "split.own", "of any kind"),
+        (OWN, {"admission": {"mode": "open"}}, "split.own", "an invite for one peer"),
+        (OWN, {"run": {"reproducible": True}}, "split.own", "others feed"),
+        (OWN, {"admission": {"mode": "token", "organisation": "acme"}}, None, ""),
+    ],
+)
+def test_expert_that_no_organisation_can_keep_to_itself_is_refused(
+    split: dict[str, Any], sections: dict[str, dict[str, Any]], key: str | None, words: str
+) -> None:
+    run = {"start_when": {"stage_hosts": 5}, **sections.get("run", {})}
+    made = document(split=split, **{"admission": {"mode": "token"}, **sections, "run": run})
+    if key is None:
+        owned = parse_manifest(made, "a test")
+        assert owned.split.owners == {"stage-1.v1of2": "acme"}
+        return
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_manifest(made, "a test")
+    assert caught.value.key == key
+
+
 GPT = {"layers": 4, "share": "stages", "delink_at": 5}
 
 

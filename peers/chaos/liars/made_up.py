@@ -126,7 +126,7 @@ class Inventor:
         now = OpenStepFacts(at.open_step, at.roster, at.history.head_hash)
         roster = ChangeRules(at.rules.roster, verify).give_up(now, changes)
         head, most = at.history.head, at.rules.max_members
-        record = given_up(head, at.history.head_hash, term, roster, absent, most)
+        record = given_up(head, at.history.head_hash, term, roster, changes, most)
         return Propose(record=record, changes=changes)
 
     def _goes_back(self, term: int, proof: Proof) -> Propose:

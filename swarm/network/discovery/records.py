@@ -43,7 +43,8 @@ class PeerRecord(Record):
 
     ``incarnation`` grows with every start of the same identity: of two records the higher one is the living process.
     ``unfit``: the stages whose training its memory does not hold, as it says while it waits for the run to begin
-    (:func:`bits_of`). ``credential`` is there in a run that not everybody may join.
+    (:func:`bits_of`). ``credential`` is there in a run that not everybody may join. ``choice`` is that of a trainer's
+    microbatches, where they find their experts by its domain.
     """
 
     kind: ClassVar[str] = "peer"
@@ -61,17 +62,18 @@ class PeerRecord(Record):
     beside: BesideField = ()
     machine: MachineField = ""
     unfit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,128}$")] = ""
+    choice: Annotated[int, Field(ge=0, lt=64)] = 0
     credential: Credential | None = None
     wire: Literal[2] = WIRE_VERSION
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Peers of before know nothing of ``beside``, ``machine``, ``unfit`` and ``credential``."""
+        """Peers of before know nothing of these fields, which are left out where they say nothing."""
         plain: dict[str, Any] = dump(self)
         return {
             key: value
             for key, value in plain.items()
-            if value or key not in ("beside", "machine", "unfit", "credential")
+            if value or key not in ("beside", "machine", "unfit", "choice", "credential")
         }
 
 

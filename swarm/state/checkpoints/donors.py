@@ -176,17 +176,18 @@ def plans(
     *,
     last_step: int | None = None,
     believed: Collection[DonorT] = (),
+    without: Collection[PartName] = (),
 ) -> list[Plan[DonorT]]:
     """Every way to a whole step that is newer than the newest complete one here, the best first: the newest that is
     believed, then what is not, the newest first. Of several accounts of one step that which most donors give.
 
     ``cuts`` say into which parts a state of the run may be cut: an account that names others is nobody's checkpoint of
     it, nor is one of a step beyond ``last_step``. What one donor says who is not ``believed`` can so displace nothing
-    that most say.
+    that most say. A step is whole ``without`` these parts, too.
     """
     offers = [offer for offer in offers if last_step is None or offer.step <= last_step]
     have = {one.step: one for one in held}
-    complete = max((one.step for one in held if one.complete), default=-1)
+    complete = max((one.step for one in held if one.complete_but(without)), default=-1)
     accounts: dict[tuple[int, tuple[tuple[PartName, str], ...]], list[Offer[DonorT]]] = {}
     for offer in offers:
         if offer.step > complete and set(offer.digests) in map(set, cuts):
@@ -201,15 +202,19 @@ def plans(
         _plan(step, dict(digests), same, have.get(step), believed=trusted(same))
         for (step, digests), same in accounts.items()
     ]
-    whole = [plan for plan in found if set(plan.here) | set(plan.donors) == set(plan.digests)]
+    whole = [plan for plan in found if {*plan.here, *plan.donors, *without} >= set(plan.digests)]
     return sorted(whole, key=lambda plan: (not plan.believed, -plan.step, -len(plan.attested)))
 
 
 def lacking(
-    offers: Sequence[Offer[DonorT]], held: Collection[HeldStep], cuts: Sequence[Collection[PartName]]
+    offers: Sequence[Offer[DonorT]],
+    held: Collection[HeldStep],
+    cuts: Sequence[Collection[PartName]],
+    without: Collection[PartName] = (),
 ) -> list[tuple[int, tuple[PartName, ...]]]:
     """(step, the parts that nobody has) of every step that anybody has any part of, the newest first; of a step that
-    may be cut in several ways (:func:`plans`), in the first that fits."""
+    may be cut in several ways (:func:`plans`), in the first that fits. Those ``without`` which it is whole, too, are
+    not named."""
     there: dict[int, set[PartName]] = {}
     for offer in offers:
         if offer.there:
@@ -221,7 +226,9 @@ def lacking(
     def of(found: set[PartName]) -> Collection[PartName]:
         return next((cut for cut in cuts if found.issubset(cut)), cuts[0])
 
-    return [(step, tuple(sorted(set(of(there[step])) - there[step]))) for step in sorted(there, reverse=True)]
+    return [
+        (step, tuple(sorted(set(of(there[step])) - there[step] - set(without)))) for step in sorted(there, reverse=True)
+    ]
 
 
 def _plan(

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,11 @@ class HeldStep:
     @property
     def complete(self) -> bool:
         """True if every part is there."""
-        return self.record is not None and not self.missing and not self.troubles
+        return self.complete_but(())
+
+    def complete_but(self, without: Container[str]) -> bool:
+        """Return whether every part is there but for these."""
+        return self.record is not None and not self.troubles and all(part in without for part in self.missing)
 
 
 def step_directory(root: Path, step: int) -> Path:
@@ -238,22 +242,22 @@ def check_header(path: Path, record: CheckpointManifest, part: PartName, expecte
     return header
 
 
-def flaw(root: Path, step: int) -> str | None:
-    """Return why a step cannot be loaded, or None. Finds missing, torn and exchanged files; loading finds altered
-    bytes."""
+def flaw(root: Path, step: int, without: Container[str] = ()) -> str | None:
+    """Return why a step cannot be loaded, ``without`` these parts of it, or None. Finds missing, torn and exchanged
+    files; loading finds altered bytes."""
     found = held(root, step)
     if found.troubles:
         return found.troubles[0]
     if found.record is None:
         return f"{step_directory(root, step)}: nothing of it was saved. {REMEDY}"
-    if found.missing:
-        return f"{part_path(root, step, found.missing[0])}: it is not there. {REMEDY}"
+    if missing := [part for part in found.missing if part not in without]:
+        return f"{part_path(root, step, missing[0])}: it is not there. {REMEDY}"
     return None
 
 
-def latest(root: Path) -> int | None:
+def latest(root: Path, without: Container[str] = ()) -> int | None:
     """The newest step without a :func:`flaw`, or None."""
-    return next((step for step in reversed(steps(root)) if flaw(root, step) is None), None)
+    return next((step for step in reversed(steps(root)) if flaw(root, step, without) is None), None)
 
 
 def refused_by_disk(path: Path, error: OSError) -> StateError:

@@ -296,6 +296,7 @@ class StepClose:
         more = {"aside": self.book.aside(), **lineage, **self._late(attempt), "admissions": said}
         more["slow"] = self._slow(attempt, changes.absent)
         more |= self._faults(changes.absent)
+        more["dealt"] = self._context.rules.moves.dealt(before, changes)
         most = self._context.rules.max_members
         record = applied.record(before, self.book.now.previous, changes, following, most, **more)
         record = record.model_copy(update={"codecs": self._context.rules.codecs.following(before, record)})

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from swarm.consensus.admissions import Admissions
 from swarm.consensus.changes import Admission, Changes, PersonsWord, Reassign
-from swarm.consensus.copies import copy_holders
+from swarm.consensus.copies import copy_holders, to_spare
 from swarm.consensus.majority import majority
 from swarm.consensus.proof import Proof, proven_among
 from swarm.consensus.records import CloseRecord
@@ -30,7 +30,15 @@ from swarm.step.decisions import Disagreement, given_up, gone_back
 from swarm.step.leader.batch import BatchCollection
 from swarm.step.leader.book import StepBook
 from swarm.step.leader.exclusion import ExclusionPolicy
-from swarm.step.member.rescue import CONSENT, JUDGE, Consent, ConsentRequest, Judgement, JudgeRequest, choose
+from swarm.step.member.rescue import (
+    CONSENT,
+    JUDGE,
+    Consent,
+    ConsentRequest,
+    Judgement,
+    JudgeRequest,
+    choose,
+)
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
 from swarm.step.results import Asked, ResultSigning
@@ -45,6 +53,8 @@ SILENT_PART_S = 300.0
 mended in minutes rather than in seconds, and steps that are repeated cost as much as they did."""
 LOOK_FOR_S = 5.0
 """How often it is looked which checkpoints there are: each peer lists its disk for it."""
+MAX_SPARE = 4
+"""How many are asked at a time to move to a part whose copies are with peers that cannot."""
 PRESENT_S = 2.0
 """How long a peer that asked to join has to answer, before it is counted on."""
 
@@ -114,6 +124,7 @@ class Rescuing:
                 waited_s = context.clock.monotonic() - began
                 offers = await self._offers(lost)
                 if all(offers.said.values()):
+                    self._in_the_way = "nobody else feeds the run" if not offers.said else self._in_the_way
                     proposal = await self._proposal(offers.said)
                 else:
                     proposal = await self._going_back(lost, offers, waited_s)
@@ -130,7 +141,7 @@ class Rescuing:
         """Return what those say who hold a copy: who lies about its copy has none for us."""
         offers, unsure = dict[str, list[Consent]](), False
         for part in lost:
-            if part in NO_PARTS:
+            if part in NO_PARTS or part in self._roster.owners:
                 continue
             holders = copy_holders(self._roster, PartName(part), self._context.copies)
             if part in self._context.rules.frozen:
@@ -141,6 +152,11 @@ class Rescuing:
             told = all(isinstance(answer, (Consent, Refused, Violation)) for answer in answers)
             unsure = unsure or not told
             able = any(one.reassign is not None for one in offers[part])
+            if offers[part] and not able:  # who keeps it cannot be spared: who can gets it from there
+                spare = to_spare(self._roster, self._lost, part)[:MAX_SPARE]
+                answers = await asyncio.gather(*(self._ask(peer, part, fetches=True) for peer in spare))
+                offers[part] += [answer for answer in answers if isinstance(answer, Consent)]
+                able = any(one.reassign is not None for one in offers[part])
             if not able and not any(isinstance(one, Busy) for one in answers):
                 self._policy.untie(PartName(part))  # nobody can take it over, but its replicas are there: asked again
         return _Offers(offers, unsure)
@@ -151,8 +167,8 @@ class Rescuing:
         silent = (peer for peer in needed(self._roster, [part]) if peer not in tied and peer not in anew)
         return any(fell_silent(liveness, peer) for peer in silent)
 
-    async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
-        body = ConsentRequest(step=self._book.step, term=self._term, part=part)
+    async def _ask(self, peer: PeerId, part: str, *, fetches: bool = False) -> Consent | PeerError:
+        body = ConsentRequest(step=self._book.step, term=self._term, part=part, fetches=fetches)
         try:
             said = await self._batch.calls.ask(peer, CONSENT, body, timeout_s=self._context.timeout_s())
             if said.reassign is not None:
@@ -185,7 +201,7 @@ class Rescuing:
             return None
         changes, roster, said = granted
         history, rules = self._context.history, self._context.rules
-        record = given_up(history.head, history.head_hash, self._term, roster, changes.absent, rules.max_members)
+        record = given_up(history.head, history.head_hash, self._term, roster, changes, rules.max_members)
         return self._proposed(record, changes, said)
 
     def _granted(

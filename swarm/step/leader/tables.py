@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple
 
-from swarm.columns import digests_said
+from swarm.columns import digests_said, passed_by
 from swarm.consensus.changes import Changes, with_work
 from swarm.consensus.majority import majority
 from swarm.consensus.records import CloseRecord, Contribution
@@ -26,6 +26,7 @@ from swarm.step.decisions import (
     agreed,
     cursors,
     guarded,
+    kept_digests,
     measured,
     paces,
     part_norms,
@@ -142,7 +143,9 @@ class AppliedTable:
             usual=usual_by_part(self.reconciled.roster, before.usual, self.asked.lengths),
             words=self.asked.words,
             trials=self._trials(before),
-            digests=dict(one for each in self.digests().items() for one in digests_said(*each).items()),
+            passed=passed_by(before.passed, self.reconciled.roster.parts, attempt.committed),
+            digests=dict(one for each in self.digests().items() for one in digests_said(*each).items())
+            | kept_digests(before, changes),
             cursors=cursors(before, attempt.committed, averaged, following, most),
             roster=following.members,
             absent=changes.absent,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from swarm.columns import passed_by
 from swarm.consensus.acceptor import NO_EVIDENCE, Vote, has_majority, has_to_be_proposed, promise_bytes
 from swarm.consensus.branches import check_lineage
 from swarm.consensus.changes import ChangeRules, OpenStepFacts, with_work
@@ -26,6 +27,7 @@ from swarm.step.decisions import (
     given_up,
     gone_back,
     guarded,
+    kept_digests,
     round_inputs,
     totals,
     usual_by_part,
@@ -250,18 +252,21 @@ class AcceptanceRules:
         said = record.guarded if self._rules.guards else {}
         if record.guarded != guarded(roster, record.committed, said):
             raise Refused("the record says that sums were left out that there are not")
-        self._check_lengths(roster, record)
+        self._check_usual(roster, record)
         self._check_trials(roster, record)
-        if set(record.digests) != set(self._rules.roster.parts_after(record.step, roster)):
+        if set(record.digests) != {*self._rules.roster.parts_after(record.step, roster), *roster.paused}:
             raise Refused("the record's digests are not those of the run's parts")
 
-    def _check_lengths(self, roster: Roster, record: CloseRecord) -> None:
-        """That what is usual is what the replicas' words give, of a run that bounds microbatches."""
+    def _check_usual(self, roster: Roster, record: CloseRecord) -> None:
+        """That what is usual is what the replicas' words give, of a run that bounds microbatches; and what its
+        microbatches, of one with variants."""
         holders = {peer for part in roster.parts for peer in roster.replicas(part)} if self._rules.influence else set()
         if not set(record.lengths) <= holders:
             raise Refused("the record tells of lengths of microbatches where there are none")
         if record.usual != usual_by_part(roster, self._history.head.usual, record.lengths):
             raise Refused("what the record says is usual is not what its lengths give")
+        if record.passed != passed_by(self._history.head.passed, roster.parts, record.committed):
+            raise Refused("what the record says has passed each variant is not what its microbatches give")
 
     def _check_trials(self, roster: Roster, record: CloseRecord) -> None:
         """That trainers are judged as the replicas' words give, of a run that tests them."""
@@ -347,7 +352,7 @@ class AcceptanceRules:
                 self._changes.check_wanted(now, body.changes.wanted, proof.record.hash())
             expected = gone_back(head, record.term, following, absent, most, proof.record)
         else:
-            expected = given_up(head, record.previous, record.term, following, absent, most)
+            expected = given_up(head, record.previous, record.term, following, body.changes, most)
         if (said := self._changes.admissions(now, body.changes, following)) is not None:
             expected = expected.model_copy(update={"admissions": said})
         if record.term > body.term or record != expected:
@@ -378,6 +383,10 @@ class AcceptanceRules:
         planned = {} if fixed else self._rules.moves.planned(self._history.head, body.changes)
         if unplanned := [move for move in body.changes.reassigns if planned.get(PeerId(move.peer)) != move.part]:
             raise Refused(f"{unplanned[0].peer} is not to move to {unplanned[0].part}, as everybody can plan")
+        if body.record.dealt != self._rules.moves.dealt(self._history.head, body.changes):
+            raise Refused("the record gives copies of parts to others than everybody can plan")
+        if not kept_digests(self._history.head, body.changes).items() <= body.record.digests.items():
+            raise Refused("the record has another digest than was, or was said, of a part that nobody held")
         if body.record.absent != body.changes.absent:
             raise Refused("the record's absent members are not those of its changes")
         if body.record.ended != body.changes.end(roster) or (body.record.ended and body.record.provisional):

@@ -1,7 +1,8 @@
 """All that hold a part of the model are lost: the step is given up, and who holds a copy of the part takes it over.
 
     every replica of stage-1 is lost     nothing of the step can be finished: what it computed is dropped everywhere
-    others hold copies of it             one that can be spared moves to stage-1; or a peer joins, and gets it from them
+    others hold copies of it             one that can be spared moves to stage-1
+    those that do cannot be spared       another that can moves there, or a peer joins, and gets it from them
     the void record                      weights and cursors as they were, and a roster in which every part is held
 
 So no more is lost than the open step, and its microbatches are fed again. Where nobody holds a copy, the run goes back
@@ -11,9 +12,13 @@ Who holds copies: ``swarm.consensus.copies``; the leader's side: ``swarm.step.le
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from swarm.consensus.changes import PersonsWord, Reassign, reassign_bytes, wanted_bytes
 from swarm.consensus.history import History
@@ -28,11 +33,13 @@ from swarm.step.member.member_service import MemberService
 
 class ConsentRequest(Message):
     """Every replica of this part is lost, or the record before the step moves you to it. Do you hold its state after
-    the step before, and would you take it over?"""
+    the step before, and would you take it over? ``fetches``: those that hold it cannot; would you, and get it from
+    them?"""
 
     step: Count
     term: Count
     part: PartField
+    fetches: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
 class Consent(Message):
@@ -102,8 +109,10 @@ class RescueService:
         planned = part not in lost_parts(roster, self.gone())
         if planned and not self.member.position.rules.moves.on:
             raise Busy(f"a replica of {part} is there, as far as is known here")
-        if planned and (why := await self.stays(part)):
+        if (planned or body.fetches) and (why := await self.stays(part)):
             raise Refused(why)
+        if body.fetches and not planned:
+            return Consent(reassign=self._reassign(roster, part, body.step))
         if not self.holds(part, body.step - 1):  # asked last: the step may close, or the copy go, while one waits
             if self.takes(part, body.step - 1):
                 raise Busy(f"the copy of {part} here is just taking the update of step {body.step - 1}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from swarm.columns import loads
+from swarm.columns import RECENT, loads, passed_by
 from swarm.consensus.faults import auditors
 from swarm.consensus.ledger import assigned, is_reassigned, reassigned, weights
 from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
@@ -113,7 +113,7 @@ def test_hosts_are_dealt_over_variants_and_a_wish_for_a_stage_is_one_for_the_var
 
 def test_wish_for_a_stage_is_one_for_the_variant_with_the_fewest_replicas_for_its_load() -> None:
     busy = [done(at, "a1", "c1" if at % 4 else "w1", choice=min(at % 4, 1)) for at in range(8)]
-    load = loads(PARTS, busy)
+    load = loads(PARTS, passed_by({}, PARTS, busy))
     assert load == {LAW: 3 / 10, CODE: 7 / 10}
     places = Places(parts=PARTS, load=load)
     assert choose_place(roster(), PeerId("new"), "stage", 1, places)[0] == CODE
@@ -121,6 +121,16 @@ def test_wish_for_a_stage_is_one_for_the_variant_with_the_fewest_replicas_for_it
     assert (part, reason) == (CODE, "it has the fewest replicas for its load (2)")
     lost = replace(places, lost=(LAW,))
     assert choose_place(roster("w1", "w2"), PeerId("new"), "stage", 1, lost)[0] == LAW
+
+
+def test_load_of_a_variant_is_that_of_many_steps_and_one_step_moves_it_little() -> None:
+    evenly = [done(at, "a1", "c1" if at % 2 else "w1", choice=at % 2) for at in range(8)]
+    passed = dict[str, int]()
+    for _ in range(5 * RECENT // len(evenly)):
+        passed = passed_by(passed, PARTS, evenly)
+    assert loads(PARTS, passed) == {LAW: 0.5, CODE: 0.5}
+    one_sided = passed_by(passed, PARTS, [one.model_copy(update={"choice": 0}) for one in evenly])
+    assert loads(PARTS, one_sided)[LAW] == pytest.approx(0.5 + 0.5 * len(evenly) / RECENT, rel=0.01)
 
 
 @pytest.mark.parametrize("part", ["stage-1.v0of0", "stage-1.v0of1", "stage-1.v", "stage-1.v0", "stage-1.v100of200"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -369,6 +370,24 @@ def test_joiner_fetches_what_its_role_holds_and_no_more(role: str, part: str, ot
     made.may_fetch(OTHER.peer, part)
     with pytest.raises(Refused, match=f"{other} is not for who joins as {role}: that takes an invite as .*, or as any"):
         made.may_fetch(OTHER.peer, other)
+
+
+def test_what_an_organisation_keeps_to_itself_is_given_to_its_own_whoever_else_is_a_member() -> None:
+    mine, other = credential(organisation="acme"), credential(OTHER, organisation="mary", serial="1" * 16)
+    owned = replace(POLICY, owners={"stage-1": "acme"})
+    state = owned.following(owned.first(), 1, [mine], [], [HOLDER.peer])
+    made = CallGate(owned, ME.peer, None, verify)
+    made.follow(At(record(used=(mine,)).model_copy(update={"admissions": state})), ISSUER.peer)
+    made.show(OTHER.peer, other)
+    made.may_fetch(HOLDER.peer, "stage-1")
+    made.may_fetch(ME.peer, "stage-1")
+    made.show(VOTER.peer, credential(VOTER, organisation="acme", serial="2" * 16))
+    for stranger in (OTHER, VOTER, ISSUER):  # a member is of the organisation that its record says
+        made.may_fetch(stranger.peer, "stage-0")
+        with pytest.raises(Refused, match="stage-1 is an expert that acme keeps to itself"):
+            made.may_fetch(stranger.peer, "stage-1")
+    made.show(OTHER.peer, credential(OTHER, organisation="acme", serial="3" * 16))
+    made.may_fetch(OTHER.peer, "stage-1")
 
 
 @pytest.mark.parametrize("role", ["stage", "trainer", "any"])

@@ -160,6 +160,7 @@ class World:
             be_reachable=self._be_reachable,
             gate=None,
             credential=None,
+            choice=0,
         )
         self.settings = SimpleNamespace(
             role="stage",
@@ -198,7 +199,7 @@ class World:
             learn=lambda roster: None,
         )
         context.assigned = functools.partial(RunContext.assigned, context)
-        self.joining = Joining(context, self.member, self._prepare)  # type: ignore[arg-type]
+        self.joining = Joining(context, self.member, self._prepare, lambda *_: None)  # type: ignore[arg-type]
 
     def donors(self) -> list[PeerId]:
         """Who was asked for a part, in order."""

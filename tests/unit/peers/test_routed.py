@@ -15,6 +15,7 @@ from data_shards.tokenize import Tokenizer
 from peers.cli.app import run as swarm
 from peers.home.run_directory import RunDirectory
 from swarm.config import StartWhen
+from swarm.ids import stage_part
 from swarm.models.spec import SplitConfig
 from tests.harness.rigs.peers import kept_run
 
@@ -22,6 +23,7 @@ LAW = "The party of the first part shall pay the party of the second part. "
 CODE = "for (i = 0; i < n; i++) { x[i] += y[n]; }\n"
 START = StartWhen(stage_hosts=3, trainers=1)
 SPLIT = {"stages": 2, "variants": (1, 2), "route_by": "text"}
+CODE_PART = stage_part(1, 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,27 @@ def test_one_path_is_exported_alone_as_it_is_among_all(run: RunDirectory, tmp_pa
     assert files == sorted(one.name for one in (exported / "1").iterdir())
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (exported / "1" / name).read_bytes()
+
+
+def test_model_of_an_owned_expert_is_not_there_and_the_others_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split = {"stages": 2, "variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
+    kept = kept_run()
+    parts = {
+        "split": SplitConfig.model_validate(split),
+        "run": kept.manifest.run.model_copy(update={"start_when": START}),
+    }
+    admission = kept.manifest.admission.model_copy(update={"mode": "token"})
+    kept = replace(kept, manifest=kept.manifest.model_copy(update=parts | {"admission": admission}))
+    run = kept.keep(tmp_path / "run", 10, [part for part in parts["split"].parts if part != CODE_PART])
+    export = ["export", "--run", str(run.root), "--out"]
+    assert swarm([*export, str(tmp_path / "law"), "--path", "law"]) == 0
+    capsys.readouterr()
+    assert swarm([*export, str(tmp_path / "code"), "--path", "code"]) == 2
+    said = capsys.readouterr().err
+    assert f"step 10 lacks {CODE_PART} here: acme keeps it to itself" in said
+    assert "a peer of acme can take it; or name another path: law, code" in said
 
 
 @pytest.mark.parametrize(

@@ -618,6 +618,14 @@ def test_plans_believe_no_single_donor_more_than_all_others() -> None:
     assert (best.step, best.attested) == (41, ("C",))
 
 
+def test_step_is_whole_without_what_will_not_be_given() -> None:
+    offers = [offer("A", 10, [S0]), offer("B", 10, [S0])]
+    assert plans(offers, [], [(S0, S1)]) == []
+    (plan,) = plans(offers, [], [(S0, S1)], without=(S1,))
+    assert (plan.step, set(plan.donors)) == (10, {S0})
+    assert lacking(offers, [], [(S0, S1)], (S1,)) == [(10, ())]
+
+
 def test_plans_use_what_is_here_and_nothing_older_than_what_is_whole_here(tmp_path: Path) -> None:
     record = keep(tmp_path, 10, [S0])
     here = [held(tmp_path, 10)]

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from swarm.compression.registry import codec_named
+from swarm.consensus.changes import NO_CHANGES
 from swarm.consensus.records import NO_RECORD, CloseRecord, CodecPair, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused
@@ -126,7 +127,7 @@ def test_paces_are_those_of_stages_and_kept_of_who_says_nothing() -> None:
 
 def test_step_given_up_keeps_its_codecs() -> None:
     head = record(80, codecs=(SMALL,) * 3)
-    assert given_up(head, head.hash(), 1, ROSTER, (), 100).codecs == head.codecs
+    assert given_up(head, head.hash(), 1, ROSTER, NO_CHANGES, 100).codecs == head.codecs
 
 
 # --- what members accept ---------------------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ async def test_member_that_hears_who_is_called_lost_accepts_it_only_where_it_may
         new = listed("N", "trainer", "ends")
         changes = Changes(joins=(admission(new, step=1, previous=GENESIS.hash()),), absent=(T,))
         following = Roster([*(member for member in ROSTER.members if member.peer != T), new])
-        closed = given_up(GENESIS, GENESIS.hash(), 0, following, (T,), 8)
+        closed = given_up(GENESIS, GENESIS.hash(), 0, following, Changes(absent=(T,)), 8)
     leader = owner(ROSTER, 1, 1)
     (other,) = {B, T} - {leader} if leader in (B, T) else {T}
     both = (B, T)

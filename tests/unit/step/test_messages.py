@@ -129,6 +129,8 @@ def test_record_hash_depends_on_every_field() -> None:
         "barred": {A: Barred(times=1, until=300)},
         "words": {A: (1, -2, 3)},
         "trials": {T: Trial(times=1)},
+        "passed": {"stage-0": 64},
+        "dealt": {"stage-0": 7},
         "admissions": Admissions(issuers=(A,)),
         "lineage": 1,
         "confirmation": Confirmation(term=1, acceptances={}),

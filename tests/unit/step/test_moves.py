@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.columns import UNIT, passed_by
 from swarm.consensus.changes import NO_CHANGES, Changes, Reassign
-from swarm.consensus.copies import copy_holders
+from swarm.consensus.copies import copy_duties, copy_holders
 from swarm.consensus.rebalance import NO_RETURN_RECORDS
 from swarm.consensus.records import CloseRecord
 from swarm.errors import Refused
 from swarm.ids import PartName, PeerId, stage_part
-from swarm.models.spec import TensorSpec
+from swarm.models.spec import SplitConfig, TensorSpec
 from swarm.step.boundary_codecs import FILLED_SHARE, CodecRules
 from swarm.step.messages import Propose
 from swarm.step.moves import MoveRules
@@ -74,13 +76,69 @@ def test_variant_that_more_microbatches_pass_gets_more_hosts() -> None:
     few, many = stage_part(1, 0, 2), stage_part(1, 1, 2)
     parts = {"0": stage_part(0), "few": few, "many": many}
     members = [listed(f"{at}{n}", part=part) for at, part in parts.items() for n in range(6 if at == "0" else 3)]
-    passed = tuple(COMMITTED[0].model_copy(update={"choice": int(at > 0)}) for at in range(8))
-    before = record(roster=(*members, listed("T", "trainer", "ends")), committed=passed)
+    before = record(roster=(*members, listed("T", "trainer", "ends")), passed={few: UNIT, many: 7 * UNIT})
     rules = replace(RULES, copies=8)
     moved = rules.planned(before, NO_CHANGES)
     assert {(peer[:3], part) for peer, part in moved.items()} == {("few", many)}
-    evenly = before.model_copy(update={"committed": passed[:2]})
+    evenly = before.model_copy(update={"passed": {few: UNIT, many: UNIT}})
     assert not rules.planned(evenly, NO_CHANGES)
+
+
+def lived(shares: Sequence[float], hosts: int, records: int, seed: int) -> list[tuple[int, Counter[str | None]]]:
+    """How many moved with each record, and how many hosts each part had then: the second stage has a variant for each
+    of these shares of all microbatches, by chance so many of each in a step, and hosts are spread evenly at first."""
+    chance, parts = random.Random(seed), SplitConfig(stages=2, variants=(1, len(shares))).parts[:-1]
+    held = {f"h{seed}x{at}": listed(f"h{seed}x{at}", part=parts[at % len(parts)]) for at in range(hosts)}
+    rules, before, found = replace(RULES, steps=2 * records), record(), list[tuple[int, Counter[str | None]]]()
+    for step in range(1, records + 1):
+        choices = chance.choices(range(len(shares)), shares, k=2 * hosts)
+        done = [COMMITTED[0].model_copy(update={"choice": choice}) for choice in choices]
+        passed, dealt = passed_by(before.passed, parts, done), dict(rules.dealt(before, NO_CHANGES))
+        before = record(step=step, roster=(*held.values(), listed("T", "trainer", "ends")), passed=passed, dealt=dealt)
+        moves = rules.planned(before, NO_CHANGES)
+        held |= {p: held[p].model_copy(update={"part": part, "since": step + 2}) for p, part in moves.items()}
+        found.append((len(moves), Counter(member.part for member in held.values())))
+    return found
+
+
+def busiest_over_mean(shares: Sequence[float], hosts: Sequence[int]) -> float:
+    return max(share / count for share, count in zip(shares, hosts, strict=True)) * sum(hosts)
+
+
+def best_of(shares: Sequence[float], hosts: int) -> float:
+    """With so many hosts, which only whole ones of can be given to a variant."""
+    given = [1] * len(shares)
+    for _ in range(hosts - len(shares)):
+        given[max(range(len(shares)), key=lambda at: shares[at] / given[at])] += 1
+    return busiest_over_mean(shares, given)
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.3, 0.12, 0.08), (0.4, 0.3, 0.2, 0.1), (0.7, 0.1, 0.1, 0.1)])
+@pytest.mark.parametrize("hosts", [18, 30])
+def test_hosts_of_variants_come_to_be_as_busy_as_each_other_and_then_stay(shares: Sequence[float], hosts: int) -> None:
+    records = lived(shares, hosts, 120, seed=0)
+    counts = [records[-1][1][part] for part in SplitConfig(stages=2, variants=(1, len(shares))).parts[1:-1]]
+    assert busiest_over_mean(shares, counts) <= 1.1 * best_of(shares, sum(counts))
+    assert sum(moved for moved, _ in records[60:]) <= 1
+
+
+def test_copies_that_lead_nowhere_are_dealt_anew_and_those_that_lead_on_stay() -> None:
+    few, many = stage_part(1, 0, 2), stage_part(1, 1, 2)
+    parts = {"0": stage_part(0), "few": few, "many": many}
+    members = [listed(f"{at}{n}", part=part) for at, part in parts.items() for n in range(6 if at == "0" else 3)]
+    before = record(step=50, roster=(*members, listed("T", "trainer", "ends")), passed={few: UNIT, many: 7 * UNIT})
+    led = replace(RULES, copies=8)
+    assert led.plan(before, NO_CHANGES).moves
+    assert led.dealt(before, NO_CHANGES) == {}
+    stuck = replace(RULES, copies=0)
+    assert stuck.dealt(before, NO_CHANGES) == {many: 51}
+    lately = before.model_copy(update={"dealt": {many: 51 - NO_RETURN_RECORDS + 1}})
+    assert stuck.dealt(lately, NO_CHANGES) == lately.dealt
+    anew = before.model_copy(update={"dealt": {many: 51}}).members
+    duties, others = copy_duties(before.members, 2), copy_duties(anew, 2)
+    assert set(duties[many]) != set(others[many])
+    evenly = before.model_copy(update={"passed": {few: UNIT, many: UNIT}})
+    assert stuck.dealt(evenly, NO_CHANGES) == {}
 
 
 def test_who_leaves_counts_no_more_and_who_joins_counts_already() -> None:

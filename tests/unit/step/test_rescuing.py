@@ -117,12 +117,30 @@ class Scene:
         return None if proposal is None else proposal.record
 
 
+def nobody_moves(scene: Scene) -> None:
+    for peer in ROSTER.peers:
+        scene.says[peer] = lambda: Consent(reassign=None)
+
+
 async def test_who_keeps_a_copy_and_can_be_spared_takes_the_part_over() -> None:
     record = await Scene().record()
     assert record is not None
     assert record.void
     assert len(record.members.replicas(LOST)) == 1
     assert record.members.replicas(LOST)[0] in (FIRST, SECOND)
+
+
+async def test_part_whose_copies_are_with_peers_that_cannot_be_spared_is_taken_over_by_another_that_gets_it_there() -> (
+    None
+):
+    scene = Scene()
+    for holder in (FIRST, SECOND):
+        scene.says[holder] = lambda: Consent(reassign=None)
+    record = await scene.record()
+    (other,) = {B, C, D} - {FIRST, SECOND}
+    assert record is not None
+    assert record.members.replicas(LOST) == (other,)
+    assert scene.asked.index(other) > max(map(scene.asked.index, (FIRST, SECOND)))
 
 
 async def test_others_than_members_may_be_believed_gone() -> None:
@@ -192,8 +210,7 @@ def all_leave(scene: Scene, *, but: PeerId | None = None) -> None:
 @pytest.mark.parametrize("stays", [None, B])
 async def test_run_ends_with_a_part_lost_once_all_others_were_asked_to_leave(stays: PeerId | None) -> None:
     scene = Scene()
-    for holder in (FIRST, SECOND):
-        scene.says[holder] = lambda: Consent(reassign=None)
+    nobody_moves(scene)
     all_leave(scene, but=stays)
     why = "all others were asked to leave" if stays is None else "nobody took it over"
     with pytest.raises(RunEnded, match=rf"last replica of stage-0 is lost: a \(silent\) \({why}") as ended:
@@ -219,8 +236,7 @@ async def test_run_that_all_leave_goes_on_where_somebody_may_have_a_copy(first: 
 async def test_run_that_all_leave_waits_for_who_only_fell_silent() -> None:
     scene = Scene()
     scene.liveness.lose(A, "no answer", DeadlineMissed("no answer to health/1/beat in 1.5 s"))
-    for holder in (FIRST, SECOND):
-        scene.says[holder] = lambda: Consent(reassign=None)
+    nobody_moves(scene)
     all_leave(scene)
     with pytest.raises(RunEnded, match="all others were asked to leave"):
         await scene.record()
@@ -242,8 +258,7 @@ async def test_run_that_all_leave_waits_for_who_asked_to_join_as_long_as_it_is_t
 
     scene.rescuing._context.calls = SimpleNamespace(me=T, ask=standing)  # type: ignore[misc]
     monkeypatch.setitem(scene.lead.book.requests._joins, STRANGER, SimpleNamespace(member=listed(STRANGER)))
-    for holder in (FIRST, SECOND):
-        scene.says[holder] = lambda: Consent(reassign=None)
+    nobody_moves(scene)
     all_leave(scene)
     monkeypatch.setattr(scene.lead.book.requests, "give_up", _never_enough)
     with pytest.raises(RunEnded, match="all others were asked to leave"):
@@ -262,8 +277,7 @@ async def test_replica_that_is_back_while_others_are_told_of_the_end_prevents_it
     hears: PeerError | None,
 ) -> None:
     scene = Scene()
-    for holder in (FIRST, SECOND):
-        scene.says[holder] = lambda: Consent(reassign=None)
+    nobody_moves(scene)
     all_leave(scene)
 
     def back(peer: PeerId) -> None:
