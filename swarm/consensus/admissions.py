@@ -190,7 +190,7 @@ class AdmissionPolicy:
     run: RunId = RunId("")
     config: AdmissionConfig = AdmissionConfig()
     own_routes: bool = False
-    owners: Mapping[str, str] = field(default_factory=dict)
+    owners: Mapping[PartName, str] = field(default_factory=dict)
 
     @property
     def closed(self) -> bool:
@@ -201,7 +201,7 @@ class AdmissionPolicy:
         """Return what holds before the first record."""
         issuers = tuple(sorted(set(self.config.issuers)))
         holders = (self._first_holder(peer) for peer in issuers) if self.config.organisation else ()
-        owners = dict(self.owners)
+        owners = {str(part): owner for part, owner in self.owners.items()}
         return Admissions(issuers=issuers, holders=tuple(holders), own_routes=self.own_routes, owners=owners)
 
     def _first_holder(self, issuer: str) -> Holder:
@@ -262,7 +262,7 @@ class AdmissionPolicy:
         ``shown``."""
         new = {one.peer: one.grant.organisation for one in shown if one.peer not in state.issuers}  # whom nobody checks
         known = {**new, **state.organisations}
-        return {PartName(part): {p for p, at in known.items() if at == owner} for part, owner in self.owners.items()}
+        return {part: {p for p, at in known.items() if at == owner} for part, owner in self.owners.items()}
 
     # --- founding ------------------------------------------------------------------------------------------------
 
@@ -370,7 +370,7 @@ class AdmissionPolicy:
             holders=tuple(one for one in state.holders if one.serial not in over),
             revoked=tuple(one for one in void if one.serial not in over),
             own_routes=self.own_routes,
-            owners=dict(self.owners),
+            owners={str(part): owner for part, owner in self.owners.items()},
         )
 
 

@@ -195,9 +195,8 @@ class AdmissionRules:
         for early work, which those of the open step do."""
         trainer, may_be_new = work.microbatch.trainer, work.version == self._table.step
         if trainer not in self.participants.trainers:
-            raise (
-                Busy("not open yet") if may_be_new else Refused(f"{trainer} is no trainer whose microbatches pass here")
-            )
+            reason = f"{trainer} is not a trainer whose microbatches pass here"
+            raise Busy("not open yet") if may_be_new else Refused(reason)
         if (found := stranger(route, self.participants.stages)) is not None:
             reason = f"{found[1]} does not hold the stage at which the route names it"
             raise Busy("not open yet") if may_be_new else Refused(reason)
