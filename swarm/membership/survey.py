@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from swarm.clock import Clock
 from swarm.columns import host_parts, loads
-from swarm.consensus.placement import Places, choose_place
+from swarm.consensus.placement import Places, Wish, choose_place
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, can_be_called
 from swarm.errors import Advice, Ending, PeerError, Refused, RunEnded, Unadmitted
@@ -147,11 +147,11 @@ class Survey:
         is ``lost`` see :meth:`lost`. Raises RunEnded when the run has no such place, or none that fits."""
         parts = self._around.manifest.cut_with(head.members.parts)
         settings, me = self._run.settings, self._endpoint.peer
-        free = settings.role == "stage" and settings.stage is None
+        free = settings.role == "stage" and not settings.wish
         leaving, arriving = await asyncio.gather(self._leaving(head.members), self._arriving()) if free else ((), {})
         home = self._home(head.members, me, self._around.credential)
         arriving = {p: one for p, one in arriving.items() if self._home(head.members, p, one.credential) == home}
-        unfit = await asyncio.to_thread(unfit_parts, self._around, parts, settings.role, settings.stage)
+        unfit = await asyncio.to_thread(unfit_parts, self._around, parts, settings)
         places = Places(
             parts=parts,
             lost={*lost, *(part for at, part in self._lacking if at == home)},
@@ -162,11 +162,11 @@ class Survey:
             beside=head.members.parts_beside(me, settings.beside),
             unfit=unfit,
             chosen=self._run.situation.part,
-            load={} if settings.stage is None else loads(parts, head.committed),
+            load=loads(parts, head.committed) if settings.wish else {},
             home=home,
         )
         try:
-            part, reason = choose_place(head.members, me, settings.role, settings.stage, places)
+            part, reason = choose_place(head.members, me, settings.role, settings.wish, places)
         except Refused as refused:
             raise RunEnded(refused.reason, Ending.MISUSED) from refused
         if part in unfit:
@@ -232,5 +232,5 @@ def _heads_for(record: PeerRecord, parts: Sequence[PartName]) -> PartName | None
     """The part that a waiting peer has chosen, else that of its wish, where this is one."""
     if record.part is not None:
         return PartName(record.part)
-    wished = () if record.stage is None else host_parts(parts, (record.stage,))
+    wished = Wish(record.stage, record.wants).among(parts)
     return wished[0] if len(wished) == 1 else None

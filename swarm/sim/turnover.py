@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from swarm.columns import stage_parts
 from swarm.consensus.changes import Admission, ChangeRules, Changes, Departure, OpenStepFacts, Reassign, RosterRules
 from swarm.consensus.copies import copy_duties
-from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
+from swarm.consensus.placement import Candidate, Places, Wish, assign_stages, choose_place
 from swarm.consensus.rebalance import NOTHING_MOVED, Balance, Move, RecentMoves, RuleName, plan
 from swarm.consensus.roster import Member, Roster, lost_parts
 from swarm.ids import PartName, PeerId, RunId
@@ -204,7 +204,7 @@ class Turnover:
             arriving={one: way.part for one, way in self._arriving.items()} if self.case.arrivals else {},
         )
         machine = self.machine(peer)
-        part, _ = choose_place(self.roster, peer, "stage", machine.stage, places)
+        part, _ = choose_place(self.roster, peer, "stage", Wish(machine.stage), places)
         assert part is not None  # noqa: S101 - a stage host always gets one
         self._arriving[peer] = Arriving(part, at_s + self._download_s(peer))
         return old if old is not None and old in self.roster else None

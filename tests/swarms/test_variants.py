@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +16,11 @@ from data_shards.router import Points, learn
 from data_shards.shard import Shard
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord
-from swarm.events import HopAudited
+from swarm.events import HopAudited, StepClosed
+from swarm.ids import stage_part
 from swarm.models.spec import SplitConfig
 from swarm.sim.loop import run_world
+from tests.harness.expect import eventually
 
 SHAPE: dict[str, Any] = {
     "hosts": 6,
@@ -27,8 +30,31 @@ SHAPE: dict[str, Any] = {
 }
 
 
+TAKES = {"forward": 0.05, "forward_loss": 0.05, "backward": 0.1}
+
+
 def records(swarm: SimSwarm) -> list[CloseRecord]:
     return [CloseRecord.model_validate_json(json.dumps(one)) for one in swarm.history()]
+
+
+def test_host_that_says_a_domain_holds_its_expert_from_the_beginning_and_when_it_comes_later(tmp_path: Path) -> None:
+    said = {f"host-{at}": {"domain": "code"} for at in range(4)}
+    swarm = SimSwarm(tmp_path, **{**SHAPE, "run": {"steps": 12}, "sites": SHAPE["sites"] | said, "stage_s": TAKES})
+    code = stage_part(1, 1, 2)
+
+    async def story() -> None:
+        await eventually(lambda: any(one.step >= 1 for one in swarm.peers["host-5"].events.of(StepClosed)))
+        await swarm.join("late", "stage", 300, domain="code")
+
+    async def beside() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(swarm.run())
+            group.create_task(story())
+
+    run_world(beside())
+    first, *_, last = records(swarm)
+    assert {first.members.names[peer] for peer in first.members.replicas(code)} == {f"host-{at}" for at in range(4)}
+    assert "late" in {last.members.names[peer] for peer in last.members.replicas(code)}
 
 
 def test_rows_of_two_kinds_of_one_trainers_text_pass_two_variants(tmp_path: Path) -> None:

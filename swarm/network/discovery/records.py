@@ -42,8 +42,9 @@ class PeerRecord(Record):
     """A peer's identity, region, addresses and part.
 
     ``incarnation`` grows with every start of the same identity: of two records the higher one is the living process.
-    ``unfit``: the stages whose training its memory does not hold, as it says while it waits for the run to begin
-    (:func:`bits_of`). ``credential`` is there in a run that not everybody may join.
+    ``stage`` and ``wants`` are its wish (:class:`~swarm.consensus.placement.Wish`). ``unfit``: the stages whose
+    training its memory does not hold, as it says while it waits for the run to begin (:func:`bits_of`). ``credential``
+    is there in a run that not everybody may join.
     """
 
     kind: ClassVar[str] = "peer"
@@ -60,18 +61,22 @@ class PeerRecord(Record):
     outgoing: bool = False
     beside: BesideField = ()
     machine: MachineField = ""
+    wants: Annotated[int, Field(ge=0, lt=64)] | None = None
     unfit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,128}$")] = ""
     credential: Credential | None = None
     wire: Literal[2] = WIRE_VERSION
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Peers of before know nothing of ``beside``, ``machine``, ``unfit`` and ``credential``."""
+        """Peers of before know nothing of ``beside``, ``machine``, ``wants``, ``unfit`` and ``credential``."""
         plain: dict[str, Any] = dump(self)
         return {
             key: value
             for key, value in plain.items()
-            if value or key not in ("beside", "machine", "unfit", "credential")
+            if value
+            or key not in ("beside", "machine", "unfit", "credential", "wants")
+            or key == "wants"
+            and value == 0
         }
 
 
