@@ -437,11 +437,13 @@ def _load(
         if (path := how.pop("path")) is not None:
             raise ConfigError("--path", path, "no option besides --model", "Leave out --path, or --model.")
         return load_exported(found, **how), {"model": str(model)}
+    from peers.checkpoints.choose_checkpoint import choose_step
     from peers.commands.evaluate import load_to_ask
 
-    loaded, checkpoint = load_to_ask(found, step, **how)
-    _tell_which(found, checkpoint.step, checkpoint.passed_over, asked=step is not None, named=run is not None)
-    return loaded, {"directory": str(found.root), "step": checkpoint.step}
+    chosen = choose_step(found, step).on_path(how.pop("path"))
+    loaded = load_to_ask(chosen, **how)
+    _tell_which(found, chosen.step, chosen.passed_over, asked=step is not None, named=run is not None)
+    return loaded, {"directory": str(found.root), "step": chosen.step}
 
 
 def _check_named(

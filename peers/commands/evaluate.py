@@ -169,25 +169,17 @@ def load_checkpoint(
     return _load(choose_step(directory, step).on_path(path), resolve_device(device), {})
 
 
-def load_to_ask(
-    directory: RunDirectory,
-    step: int | None = None,
-    *,
-    path: str | None = None,
-    device: str = "cpu",
-    threads: int = 1,
-) -> tuple[LoadedModel, Checkpointed]:
-    """As :func:`load_checkpoint`; where a run has experts by text, and no ``path`` is named, all its models are loaded,
-    and text is asked of that of its kind. Returns what to ask, and the checkpoint, with the first of its models. What
-    several models share is in memory once where it needs no other dtype or device."""
+def load_to_ask(chosen: ChosenStep, *, device: str = "cpu", threads: int = 1) -> LoadedModel:
+    """Load the model of a step; of a run that has experts by text all of them, unless ``chosen`` means one, and text is
+    asked of that of its kind. What several models share is in memory once where it needs no other dtype or device. See
+    :func:`load_checkpoint`."""
     torch.set_num_threads(threads)
-    chosen, place, held = choose_step(directory, step).on_path(path), resolve_device(device), dict[PartName, Weights]()
-    if path is not None or not chosen.manifest.split.centres:
-        checkpoint = _load(chosen, place, held)
-        return checkpoint, checkpoint
+    place, held = resolve_device(device), dict[PartName, Weights]()
+    if chosen.choice is not None or not chosen.manifest.split.centres:
+        return _load(chosen, place, held)
     every = [_load(chosen.on_path(name), place, held) for name in chosen.paths]
     model = RoutedModel([one.model for one in every], Router(chosen.manifest.split.centres))
-    return Loaded(model, every[0].tokenizer, place), every[0]
+    return Loaded(model, every[0].tokenizer, place)
 
 
 def _load(chosen: ChosenStep, place: torch.device, held: dict[PartName, Weights]) -> Checkpointed:
