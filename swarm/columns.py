@@ -64,14 +64,17 @@ def columns_of(part: PartName) -> range:
     return range(0) if column is None else range(column, column + 1)
 
 
+def passed(parts: Iterable[PartName], committed: Collection[Routed]) -> dict[PartName, int]:
+    """Return how many of these microbatches passed each variant among the parts."""
+    several = (part for part in parts if variant_of(part)[1] > 1)
+    return {part: sum(takes(part, one.choice) for one in committed) for part in several}
+
+
 def loads(parts: Iterable[PartName], committed: Collection[Routed]) -> dict[PartName, float]:
     """Return which share of these microbatches passes each variant among the parts; a little of each, since the next
     step may have some for one that this had none for."""
-    several = ((part, variant_of(part)[1]) for part in parts)
     return {
-        part: (1 + sum(takes(part, one.choice) for one in committed)) / (len(committed) + of)
-        for part, of in several
-        if of > 1
+        part: (1 + many) / (len(committed) + variant_of(part)[1]) for part, many in passed(parts, committed).items()
     }
 
 

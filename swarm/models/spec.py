@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, StringConstraints
 
-from swarm.columns import MAX_VARIANTS, columns, stage_parts
+from swarm.columns import MAX_VARIANTS, columns, stage_parts, takes
 from swarm.errors import ConfigError
-from swarm.ids import ENDS, PartName
+from swarm.ids import ENDS, PartName, variant_of
 from swarm.schema import HistogramField, Section
 
 DType = Literal["float32", "bfloat16"]
@@ -90,6 +90,12 @@ class SplitConfig(Section):
     def choices(self) -> int:
         """Return how many ways there are for a microbatch, by its text or its trainer's domain."""
         return len(self.domains or self.centres) or 1
+
+    def passing(self, part: PartName) -> tuple[str, ...]:
+        """Return the domains, or the kinds of text by number, whose microbatches pass a variant of a stage; of a part
+        that all pass none."""
+        names = self.domains or tuple(f"kind {number}" for number in range(len(self.centres)))
+        return tuple(n for choice, n in enumerate(names) if takes(part, choice)) if variant_of(part)[1] > 1 else ()
 
     @property
     def own_routes(self) -> bool:
