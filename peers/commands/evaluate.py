@@ -197,11 +197,12 @@ def _load(chosen: ChosenStep, place: torch.device, held: dict[PartName, Weights]
 
 
 def held_out_loss(
-    checkpoint: Checkpointed, shard_path: Path, enough: Callable[[int], bool] = lambda rows: False
+    loaded: LoadedModel, chosen: ChosenStep, shard_path: Path, enough: Callable[[int], bool] = lambda rows: False
 ) -> float:
-    """Mean cross entropy in nats per target token over the held-out shard (its first 512 rows at most, or until so many
-    are ``enough``), packed as the run's are; of conversations the targets are what is learnt of them."""
-    manifest = checkpoint.manifest
+    """Mean cross entropy in nats per target token of what was loaded of a step over the held-out shard (its first 512
+    rows at most, or until so many are ``enough``), packed as the run's are; of conversations the targets are what is
+    learnt of them."""
+    manifest = chosen.manifest
     held_out = rows_of(Shard.open(shard_path), manifest.model.context, manifest.batch.packing)
     held_out.require(1)
     total, count = 0.0, 0
@@ -211,13 +212,13 @@ def held_out_loss(
         numbers = list(range(first, min(first + at_once, rows)))
         read = held_out.read(numbers)
         with packed(None if read.positions is None else torch.from_numpy(read.positions)):
-            loss_sum, targets = checkpoint.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
+            loss_sum, targets = loaded.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
         total += loss_sum
         count += targets
         if enough(numbers[-1] + 1):
             break
     if not math.isfinite(total):
-        raise StateError(f"the loss of step {checkpoint.step} on held-out text is not a number: training diverged")
+        raise StateError(f"the loss of step {chosen.step} on held-out text is not a number: training diverged")
     return total / count
 
 
