@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_shards.build import build_shard
 from data_shards.router import Router, described
 from data_shards.tokenize import Tokenizer
+from peers.checkpoints.choose_checkpoint import choose_step
 from peers.cli.app import run as swarm
+from peers.commands.evaluate import held_out_loss, load_to_ask
 from peers.home.run_directory import RunDirectory
 from swarm.config import StartWhen
 from swarm.ids import stage_part
@@ -73,6 +76,14 @@ def test_each_text_has_the_loss_of_the_model_of_its_kind(run: RunDirectory, expo
     for source in (of_run, ("--model", str(exported))):
         found = asked("eval", *texts(run), *source)["files"]
         assert [one["loss"] for one in found] == pytest.approx([alone[0], alone[3]], rel=1e-5)  # type: ignore[attr-defined]
+
+
+def test_held_out_text_is_foretold_by_the_model_of_its_kind(run: RunDirectory, tmp_path: Path) -> None:
+    chosen, tokenizer = choose_step(run), run.tokenizer.read_bytes()
+    for path, text in (("0", LAW), ("1", CODE)):
+        build_shard(tmp_path / path, [text * 9], tokenizer)
+        both, alone = (held_out_loss(load_to_ask(s), s, tmp_path / path) for s in (chosen, chosen.on_path(path)))
+        assert both == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.parametrize(("path", "prompt"), [("0", LAW), ("1", CODE)])
