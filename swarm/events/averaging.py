@@ -57,12 +57,12 @@ class SumTaken(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoicesDropped(Event):
-    """So many of the ``choices`` of experts by the tokens that this replica computed in a step found no room: those
-    tokens passed the layer unchanged. Written with each step by replicas whose experts have limited room."""
+    """Of the ``choices`` of experts by the tokens that this replica computed in a step so many were ``without_room``:
+    those tokens passed the layer unchanged. Written with each step by replicas whose experts have limited room."""
 
     step: int
     part: PartName
-    dropped: int
+    without_room: int
     choices: int
 
 

@@ -100,7 +100,7 @@ def test_run_with_experts_trains_the_plain_loops_bits_though_a_host_is_killed(tm
     steps = {step: [event for event in told if event.step == step] for step in range(1, STEPS + 1)}
     whole = [each for each in steps.values() if sum(event.choices for event in each) == 2 * 4 * 8]
     assert whole, "where all hosts of a step tell, they tell of the tokens of four microbatches at two stages"
-    assert any(event.dropped for event in told)
+    assert any(event.without_room for event in told)
 
 
 @pytest.mark.promise("variants 0.0 with kills")

@@ -441,7 +441,7 @@ class MemberService:
     def _tell_dropped(self, state: OpenStep, record: CloseRecord) -> None:
         dropped, choices = (0, 0) if state.mean is None else state.mean.dropped
         if choices and (name := self._part_name()) is not None:
-            told = ChoicesDropped(step=record.step, part=name, dropped=dropped, choices=choices)
+            told = ChoicesDropped(step=record.step, part=name, without_room=dropped, choices=choices)
             self._context.events.emit(told)
 
     async def _open_next(self, record: CloseRecord) -> None:
