@@ -134,7 +134,7 @@ def _of_run(given: str, stages: int | None, context: int | None, variants: str |
     alone = {"share": "none", "delink_at": 0} if shares(model) else {}
     several = {"variants": widths, "centres": (), **kinds}
     facts["variants"]["why_not"] = _refusal(manifest, split.stages, sum(widths), alone, several)
-    one = {"variants": (), "route_by": None, "domains": (), "centres": (), "own": {}}
+    one: dict[str, Any] = {"variants": (), "route_by": None, "domains": (), "centres": (), "own": {}}
     shared = _refusal(manifest, split.stages, split.stages, {"share": "stages"}, one)
     each = max(1, expert_interval(model))
     alike = [count for count in range(2, model.layers + 1) if model.layers % (count * each) == 0]
