@@ -90,14 +90,14 @@ class Batches:
     """The trainers' shards, opened once more: any microbatch of the ledger by its id."""
 
     def __init__(self, run: TrainedRun) -> None:
-        self._run, domains = run, run.manifest.split.domains
+        self._run = run
         chosen = {one.microbatch.trainer: one.choice for record in run.records for one in record.committed}
         self._sources = {
             member.peer: open_source(
                 run.manifest,
                 run.directory.shard(int(member.name.removeprefix("trainer-"))),
                 PeerId(member.peer),
-                domains[chosen.get(PeerId(member.peer), 0)] if domains else None,
+                chosen.get(PeerId(member.peer)),
             )
             for member in run.records[0].members.members
             if member.role == "trainer"

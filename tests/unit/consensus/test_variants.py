@@ -131,7 +131,7 @@ def test_host_of_a_domain_holds_the_variants_that_its_microbatches_pass() -> Non
     assert Wish(2, 5).among(parts) == (stage_part(2, 1, 4),)
     assert Wish().among(parts) == parts
     hosts = [Candidate(peer=f"h{at}", role="stage", name="h", stage=None, addresses=()) for at in range(4)]
-    says = hosts[0].model_copy(update={"wants": 1})
+    says = hosts[0].model_copy(update={"choice": 1})
     first, why = assign_stages([says, *hosts[1:]], PARTS[:3])
     assert (first.part_of("h0"), why[PeerId("h0")]) == (CODE, "asked for")
     part, reason = choose_place(roster("w1", "w2"), PeerId("new"), "stage", Wish(choice=1), Places(parts=PARTS))
