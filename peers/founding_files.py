@@ -24,13 +24,14 @@ from peers.kinds import check_kinds, kinds_to_learn, learn_kinds, variants_said
 from peers.manifest_file import PENDING, PENDING_CENTRES
 from peers.options.fields import settings_of
 from peers.options.foundation import STRANGERS, Foundation
-from peers.plan.peers_file import read_entries
+from peers.plan.peers_file import read_file
 from peers.plan.sizing import SizedStages, stages_for
 from peers.presets import load_preset, preset_names
 from peers.profiles import PROFILES, keys_of, profile_of, value_at, with_profile
 from swarm.config import Manifest, load_manifest, new_nonce, parse_manifest
 from swarm.disk import read_named, size_text
 from swarm.errors import ConfigError, Incompatible
+from swarm.models.gpt_config import GptConfig
 from swarm.models.hf.hf_config import HfConfig
 from swarm.parsing import parse_toml
 from swarm.schema import MAX_FILES_BYTES, TOKENIZER_FILE
@@ -176,7 +177,7 @@ def _section(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _check_files(foundation: Foundation) -> None:
     """Read what is named beside the manifest once more than is needed: what is wrong with it is said without torch."""
     if foundation.peers is not None:
-        read_entries(foundation.peers)
+        read_file(foundation.peers)
     if foundation.tokenizer is not None:
         _read_tokenizer(foundation.tokenizer)
     for text in foundation.text:
@@ -318,13 +319,25 @@ def sized_document(
 
 
 def _uncut(document: dict[str, Any]) -> dict[str, Any]:
-    """A manifest whose cut and numbers of peers are to be found."""
-    split, run = document.get("split", {}), document.get("run", {})
-    cut = ("layers_per_stage", "variants", "route_by", "domains", "centres", "own")
-    kept = {key: value for key, value in split.items() if key not in cut} | {"stages": 1}
-    model = {key: value for key, value in document.get("model", {}).items() if key not in ("share", "delink_at")}
-    uncut = {"split": kept, "run": run | {"start_when": {"stage_hosts": 1, "trainers": 1}}, "model": model}
-    return document | uncut
+    """A manifest whose cut and numbers of peers are to be found. Of stages with variants it says how many there are;
+    those that share their layers are alike, as stages of as few layers as can be are."""
+    split, run, model = (_section(document, name) for name in ("split", "run", "model"))
+    said = split.get("variants") or ()
+    widths = said if isinstance(said, (list, tuple)) and all(type(one) is int for one in said) else ()
+    stages = _most_alike(model) if model.get("share", "none") != "none" else 1
+    kept = {key: value for key, value in split.items() if key != "layers_per_stage"}
+    return document | {
+        "split": kept | {"stages": len(widths) or stages},
+        "run": {**run, "start_when": {"stage_hosts": sum(widths) or stages, "trainers": 1}},
+    }
+
+
+def _most_alike(model: Mapping[str, Any]) -> Any:
+    """Return into how many stages a model can be cut which are alike; what is wrong with it is refused later."""
+    usual = GptConfig()
+    layers, each = model.get("layers", usual.layers), model.get("expert_every", usual.expert_every)
+    whole = model.get("experts") and type(layers) is type(each) is int and each > 0
+    return layers // each if whole else layers
 
 
 def _sized(foundation: Foundation, manifest: Manifest, say: Say) -> SizedStages | None:

@@ -38,19 +38,21 @@ def variants_said(foundation: Foundation, document: Mapping[str, Any]) -> dict[s
     preset starts with a host of each. Raises ConfigError."""
     if foundation.variants is None:
         return {}
-    if foundation.peers is not None:
-        raise ConfigError("--peers", str(foundation.peers), "not together with --variants",
-                          "Leave it out, and say --stages.", why="stages are sized as having one expert")  # fmt: skip
     split = document.get("split", {})
-    widths, stages = [int(width) for width in foundation.variants.split(",")], split.get("stages", 2)
-    if len(widths) == 1 and isinstance(stages, int):
-        widths = [*[1] * min(1, stages - 1), *widths * max(1, stages - 1)]
+    stages = split.get("stages", 2)
+    widths = widths_of(foundation.variants, stages if isinstance(stages, int) else 0)
     said: dict[str, Any] = {"split.variants": widths}
     if "route_by" not in split:
         said["split.route_by"] = "domain" if "domains" in split else "text"
     if foundation.file is None and foundation.hosts is None:
         said["run.start_when.stage_hosts"] = sum(widths)
     return said
+
+
+def widths_of(said: str, stages: int) -> list[int]:
+    """Return how many variants each of so many stages has: one number is for all but the first."""
+    widths = [int(width) for width in said.split(",")]
+    return [*[1] * min(1, stages - 1), *widths * max(1, stages - 1)] if stages and len(widths) == 1 else widths
 
 
 def kinds_to_learn(document: Mapping[str, Any]) -> int:

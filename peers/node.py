@@ -203,6 +203,7 @@ class Node:
         self._commands = NodeCommands(settings, identity.peer, clock.wall(), self._orders.by_command)
         self._membership: Membership | None = None
         self._contacts: tuple[PeerId, ...] = ()
+        self._choice: int | None = None  # of variants, as its domain says
         self._retiring: asyncio.Future[None] | None = None
         self._first = {identity.peer}
 
@@ -257,8 +258,9 @@ class Node:
         manifest, named = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
         check_devices(manifest, device.torch_devices)
-        shown = self._settings.credential
-        admission = open_gate(manifest, endpoint, None if shown is None else credential_of(shown))
+        shown = None if self._settings.credential is None else credential_of(self._settings.credential)
+        self._choice = domain_of(manifest, self._settings.options.domain, self._settings.role, shown)
+        admission = open_gate(manifest, endpoint, shown)
         files = await asyncio.to_thread(files_here, manifest.model, self._settings)
         await asyncio.to_thread(family_of(manifest.model).warm_up)
         begin = None
@@ -349,13 +351,11 @@ class Node:
         if settings.role != "trainer":
             return None
         into, seed, given_up = settings.home / "shard", self._identity.peer, threading.Event()
-        domain, shown = settings.options.domain, settings.credential
-        domain_of(manifest, domain, None if shown is None else credential_of(shown))  # before a shard is made of text
         try:
             made = await asyncio.to_thread(
                 shard_for, data_given(settings.options), tokenizer, manifest, into, seed, given_up=given_up.is_set
             )
-            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer, domain)
+            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer, self._choice)
         finally:
             given_up.set()  # cancelling does not stop a thread, and the process would wait for it
         self._events.emit(data_opened(manifest, source.microbatches_per_epoch, made.unused))
@@ -367,10 +367,10 @@ class Node:
         given = held_out_given(options) if settings.role == "trainer" else None
         if given is None:
             return None
-        into, given_up, domain = settings.home / "held-out", threading.Event(), options.domain
+        into, given_up = settings.home / "held-out", threading.Event()
         try:
             made = await asyncio.to_thread(shard_for, given, tokenizer, manifest, into, "", given_up=given_up.is_set)
-            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer, domain)
+            source = await asyncio.to_thread(open_source, manifest, made.path, self._identity.peer, self._choice)
         except ConfigError as error:
             key = EVAL if error.key == DATA else error.key
             raise ConfigError(key, error.value, error.allowed, error.remedy, why=error.why) from None
@@ -389,7 +389,10 @@ class Node:
             contact, founder = first.peer, PeerId(standing.founder)
             around.watch.follow((contact,))
         membership = compose(
-            replace(member_settings(self._settings, machine_mark(around.manifest.run_id)), contacts=self._contacts),
+            replace(
+                member_settings(self._settings, machine_mark(around.manifest.run_id), self._choice),
+                contacts=self._contacts,
+            ),
             around,
             endpoint.directory,
             contact=contact,

@@ -15,6 +15,7 @@ from peers.options.fields import settings_of
 from peers.options.model import Address, Name, PeerOptions
 from peers.options.reading import check_options, expected
 from peers.sharing.limit_options import Return, read_rate
+from swarm.consensus.placement import Wish
 from swarm.errors import ConfigError
 from swarm.membership.settings import MemberSettings
 from swarm.schema import BesideField, in_words
@@ -109,13 +110,14 @@ def exact_settings(**given: Any) -> PeerSettings:
     return settings
 
 
-def member_settings(settings: PeerSettings, machine: str = "") -> MemberSettings:
-    """Return what the membership of a run needs of a peer's settings, and of its ``machine``'s mark."""
+def member_settings(settings: PeerSettings, machine: str = "", choice: int | None = None) -> MemberSettings:
+    """Return what the membership of a run needs of a peer's settings, of its ``machine``'s mark, and of the ``choice``
+    of variants that its domain is."""
     limits = (settings.options.max_upload, settings.options.max_download)
     return MemberSettings(
         role=settings.role,
         name=settings.name,
-        stage=settings.options.stage,
+        wish=Wish(settings.options.stage, choice),
         region=settings.options.region,
         beside=settings.beside,
         machine=machine,

@@ -64,6 +64,12 @@ def columns_of(part: PartName) -> range:
     return range(0) if column is None else range(column, column + 1)
 
 
+def count_passed(parts: Iterable[PartName], committed: Collection[Routed]) -> dict[PartName, int]:
+    """Return how many of these microbatches passed each variant among the parts."""
+    several = (part for part in parts if variant_of(part)[1] > 1)
+    return {part: sum(takes(part, one.choice) for one in committed) for part in several}
+
+
 def columns(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], ...]:
     """Return of each column the parts whose holders may stand in it, of these parts."""
     found = defaultdict[int, list[PartName]](list)
@@ -84,8 +90,8 @@ def passed_by(before: Mapping[str, int], parts: Iterable[PartName], committed: C
     """Return how many microbatches have passed each variant among the parts lately, in 64ths: these, and as many of
     those of ``before`` as make :data:`RECENT`."""
     fades, found = min(len(committed), RECENT), dict[str, int]()
-    for part in (part for part in parts if variant_of(part)[1] > 1):
-        known, now = before.get(part, 0), sum(takes(part, one.choice) for one in committed)
+    for part, now in count_passed(parts, committed).items():
+        known = before.get(part, 0)
         found[str(part)] = known - known * fades // RECENT + UNIT * now
     return found
 

@@ -80,7 +80,7 @@ class Commands(CommandTable):
         "data": Entry("peers.cli.data", "data", "Build, check and list shards: private text as tokens for training."),
         "ckpt": Entry("peers.cli.ckpt", "ckpt",
                       "List, check and fetch the checkpoints from which a run can be resumed."),
-        "model": Entry("peers.cli.model", "look", "Check whether a model of transformers can be trained here."),
+        "model": Entry("peers.cli.model", "look", "Check whether a model can be trained here."),
     }  # fmt: skip
 
 

@@ -437,11 +437,13 @@ def _load(
         if (path := how.pop("path")) is not None:
             raise ConfigError("--path", path, "no option besides --model", "Leave out --path, or --model.")
         return load_exported(found, **how), {"model": str(model)}
+    from peers.checkpoints.choose_checkpoint import choose_step
     from peers.commands.evaluate import load_to_ask
 
-    loaded, checkpoint = load_to_ask(found, step, **how)
-    _tell_which(found, checkpoint.step, checkpoint.passed_over, asked=step is not None, named=run is not None)
-    return loaded, {"directory": str(found.root), "step": checkpoint.step}
+    chosen = choose_step(found, step).on_path(how.pop("path"))
+    loaded = load_to_ask(chosen, **how)
+    _tell_which(found, chosen.step, chosen.passed_over, asked=step is not None, named=run is not None)
+    return loaded, {"directory": str(found.root), "step": chosen.step}
 
 
 def _check_named(
@@ -511,23 +513,31 @@ def _tell_which(found: RunDirectory, step: int, passed_over: str | None, *, aske
 # --- a model of transformers, before it is trained --------------------------------------------------------------------
 
 
-look = typer.Typer(
-    cls=WholeGroup, help="Check whether a model of transformers can be trained here.", no_args_is_help=True
-)
+look = typer.Typer(cls=WholeGroup, help="Check whether a model can be trained here.", no_args_is_help=True)
 
 
 @look.command()
 def check(
     given: Annotated[
-        str, typer.Argument(metavar="DIR", help="A model's directory, or OWNER/NAME[@REVISION] on the hub.")
+        str,
+        typer.Argument(
+            metavar="DIR", help="A model's directory, OWNER/NAME[@REVISION] on the hub, a RUN.toml, or a preset."
+        ),
     ],
     stages: Annotated[
         int | None, typer.Option(min=1, max=512, help="Show what a part is of so many stages.  [default: 2]")
     ] = None,
+    variants: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,…", help="Show what experts take: a number for each stage, or one for all but the first."
+        ),
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens in a row.  [default: 512, or what it has]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how a model can be cut, what a peer needs for a part, and whether it gives the same bits cut as whole.
+    """Say how a model can be cut, what a peer needs for a part, and whether it gives the same bits cut as whole; and
+    whether its stages can be several experts each, or share their layers.
 
     Builds the model without its weights, and tries a small one of its kind: some seconds. Needs the extra hf. Exits
     with 2, and says why, where the model cannot be trained here, or only with --from-scratch.
@@ -536,11 +546,12 @@ def check(
     """
     from peers.commands.model import examine, lines
 
-    facts = examine(given, stages=stages, context=context)
+    facts = examine(given, stages=stages, context=context, variants=variants)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
         for label, text in lines(facts):
             typer.echo(f"{label:<12}  {text}")
-    if not facts["trainable"] or facts["files"]["error"] or facts["flaw"]:
+    files = facts.get("files", {"error": ""})
+    if not facts["trainable"] or files["error"] or facts.get("flaw"):
         raise typer.Exit(2)

@@ -169,25 +169,17 @@ def load_checkpoint(
     return _load(choose_step(directory, step).on_path(path), resolve_device(device), {})
 
 
-def load_to_ask(
-    directory: RunDirectory,
-    step: int | None = None,
-    *,
-    path: str | None = None,
-    device: str = "cpu",
-    threads: int = 1,
-) -> tuple[LoadedModel, Checkpointed]:
-    """As :func:`load_checkpoint`; where a run has experts by text, and no ``path`` is named, all its models are loaded,
-    and text is asked of that of its kind. Returns what to ask, and the checkpoint, with the first of its models. What
-    several models share is in memory once where it needs no other dtype or device."""
+def load_to_ask(chosen: ChosenStep, *, device: str = "cpu", threads: int = 1) -> LoadedModel:
+    """Load the model of a step; of a run that has experts by text all of them, unless ``chosen`` means one, and text is
+    asked of that of its kind. What several models share is in memory once where it needs no other dtype or device. See
+    :func:`load_checkpoint`."""
     torch.set_num_threads(threads)
-    chosen, place, held = choose_step(directory, step).on_path(path), resolve_device(device), dict[PartName, Weights]()
-    if path is not None or not chosen.manifest.split.centres:
-        checkpoint = _load(chosen, place, held)
-        return checkpoint, checkpoint
+    place, held = resolve_device(device), dict[PartName, Weights]()
+    if chosen.choice is not None or not chosen.manifest.split.centres:
+        return _load(chosen, place, held)
     every = [_load(chosen.on_path(name), place, held) for name in chosen.paths]
     model = RoutedModel([one.model for one in every], Router(chosen.manifest.split.centres))
-    return Loaded(model, every[0].tokenizer, place), every[0]
+    return Loaded(model, every[0].tokenizer, place)
 
 
 def _load(chosen: ChosenStep, place: torch.device, held: dict[PartName, Weights]) -> Checkpointed:
@@ -205,11 +197,12 @@ def _load(chosen: ChosenStep, place: torch.device, held: dict[PartName, Weights]
 
 
 def held_out_loss(
-    checkpoint: Checkpointed, shard_path: Path, enough: Callable[[int], bool] = lambda rows: False
+    loaded: LoadedModel, chosen: ChosenStep, shard_path: Path, enough: Callable[[int], bool] = lambda rows: False
 ) -> float:
-    """Mean cross entropy in nats per target token over the held-out shard (its first 512 rows at most, or until so many
-    are ``enough``), packed as the run's are; of conversations the targets are what is learnt of them."""
-    manifest = checkpoint.manifest
+    """Mean cross entropy in nats per target token of what was loaded of a step over the held-out shard (its first 512
+    rows at most, or until so many are ``enough``), packed as the run's are; of conversations the targets are what is
+    learnt of them."""
+    manifest = chosen.manifest
     held_out = rows_of(Shard.open(shard_path), manifest.model.context, manifest.batch.packing)
     held_out.require(1)
     total, count = 0.0, 0
@@ -219,13 +212,13 @@ def held_out_loss(
         numbers = list(range(first, min(first + at_once, rows)))
         read = held_out.read(numbers)
         with packed(None if read.positions is None else torch.from_numpy(read.positions)):
-            loss_sum, targets = checkpoint.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
+            loss_sum, targets = loaded.model.evaluate(torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
         total += loss_sum
         count += targets
         if enough(numbers[-1] + 1):
             break
     if not math.isfinite(total):
-        raise StateError(f"the loss of step {checkpoint.step} on held-out text is not a number: training diverged")
+        raise StateError(f"the loss of step {chosen.step} on held-out text is not a number: training diverged")
     return total / count
 
 

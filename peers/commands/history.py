@@ -6,7 +6,7 @@ A :class:`Row` is what is shown of one close record, as facts and as lines; maki
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ from peers.commands.history_source import HistorySource
 from peers.commands.history_verify import ChainCheck
 from peers.commands.status_text import table
 from peers.console.words import another_path, codecs_text, count, listed
+from swarm.columns import count_passed, host_parts
 from swarm.consensus.faults import PeerFault, check_fault, newly_barred
 from swarm.consensus.history import HistoryLine, HistoryReader, earlier
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import ConfigError, Refused, StateError, Violation
-from swarm.ids import PeerId
+from swarm.ids import PeerId, shared_by
 from swarm.security import signing
 
 HEAD = ("step", "term", "loss", "tokens", "microbatches", "members", "leader", "hash", "changes")
@@ -64,6 +65,16 @@ class FaultShown:
     proof: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class VariantShown:
+    """A variant of a stage: how many members hold it from this record on, and how many of its microbatches passed
+    it."""
+
+    part: str
+    hosts: int
+    passed: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One record. ``term`` is the one in which it was decided, ``proposed`` that in which it was proposed first.
@@ -76,6 +87,7 @@ class Row:
     agrees; ``confirmed`` is the record that proves it did, ``ended`` one with which the run was ended early. ``codecs``
     are those of each boundary in the next step, where records name them: others than before where they have changed.
     ``unfed`` are trainers that the record takes the quota from, with the step from which they may feed again.
+    ``variants`` are those of stages; ``parted``: with it stages that shared their layers go on each by itself.
     """
 
     step: int
@@ -108,6 +120,8 @@ class Row:
     left_out: tuple[LeftOutSum, ...] = ()
     faults: tuple[FaultShown, ...] = ()
     unfed: tuple[tuple[Named, int], ...] = ()
+    variants: tuple[VariantShown, ...] = ()
+    parted: bool = False
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
@@ -157,6 +171,11 @@ def row_of(line: HistoryLine, before: Roster | None, codecs: tuple[tuple[str, st
         ),
         faults=tuple(_fault(record, one, before) for one in record.faults),
         unfed=tuple((_named([peer], known)[0], one.until) for peer, one in record.failed_trainers.items()),
+        variants=tuple(
+            VariantShown(part, len(after.replicas(part)), many)
+            for part, many in count_passed(host_parts(after.all_parts), record.committed).items()
+        ),
+        parted=any(map(shared_by, known.parts)) and not any(map(shared_by, after.parts)),
     )
 
 
@@ -200,6 +219,17 @@ def row_lines(rows: Sequence[Row]) -> list[str]:
     return table([HEAD, *map(_cells, rows)])
 
 
+def variant_lines(rows: Sequence[Row]) -> list[str]:
+    """Return what passed each variant in these steps, and how many hosts it has after them; nothing without any."""
+    if not rows or not (variants := rows[-1].variants):
+        return []
+    passed, of = Counter[str](), sum(row.microbatches for row in rows if row.variants)
+    for row in rows:
+        passed.update({one.part: one.passed for one in row.variants})
+    shares = [(one.part, count(one.hosts, "host"), f"{passed[one.part]} of {of} microbatches") for one in variants]
+    return [f"variants, of these steps (hosts after step {rows[-1].step})", *(f"  {line}" for line in table(shares))]
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     loss = "-" if row.loss is None else f"{row.loss:.4f}"
     leader = "-" if row.leader is None else row.leader.name
@@ -223,6 +253,8 @@ def _changes(row: Row) -> Iterable[str]:
             yield f"{word}: {_listed(peers)}"
     if row.provisional_since is not None:
         yield f"provisional since step {row.provisional_since}"
+    if row.parted:
+        yield "stages share their layers no more: each goes on by itself"
     if row.ended:
         yield "the run was ended"
     if row.confirmed:
@@ -345,7 +377,7 @@ def lines(told: HistoryAnswer, *, faults: bool = False) -> list[str]:
     """Return the lines for people, without the broken record; of ``faults`` those alone."""
     if not told.records:
         return []
-    found = [_title(told), *(fault_lines(told.rows) if faults else row_lines(told.rows))]
+    found = [_title(told), *(fault_lines(told.rows) if faults else [*row_lines(told.rows), *variant_lines(told.rows)])]
     if told.torn:
         found.append("an unfinished line behind it is left out: it is being written, or its peer ended meanwhile")
     if told.earlier:

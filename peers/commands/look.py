@@ -14,7 +14,7 @@ from peers.control.client import PATIENCE_S, NotServing, ask
 from peers.control.status import AdmissionReport, MemberReport, StatusReport
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_PAUSED, EXIT_UNREACHABLE, worth_a_retry
 from peers.home.places import PlaceInfo, look_at_place
-from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout
+from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout, VariantReport
 
 LATE_S = 86_400.0
 """How long a peer that ended is of interest to who did not ask for it."""
@@ -22,7 +22,7 @@ LATE_S = 86_400.0
 MAX_KINDS, MAX_KIND_CHARS = 32, 32
 """Of memory, in a peer's answer; a later version may have more than this one knows."""
 
-T = TypeVar("T", StatusReport, MemberReport, PartTurnout, MemoryReport, AdmissionReport, DeviceUse)
+T = TypeVar("T", StatusReport, MemberReport, PartTurnout, VariantReport, MemoryReport, AdmissionReport, DeviceUse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,8 @@ def standing_from(kind: type[T], answer: object, who: str) -> T:
     fields = {field.name for field in dataclasses.fields(kind)}
     if isinstance(answer, Mapping) and isinstance(parts := answer.get("averaging"), list):
         answer = {**answer, "averaging": [standing_from(PartTurnout, part, who) for part in parts]}
+    if isinstance(answer, Mapping) and isinstance(variants := answer.get("variants"), list):
+        answer = {**answer, "variants": [standing_from(VariantReport, one, who) for one in variants]}
     if isinstance(answer, Mapping) and answer.get("memory") is not None:
         answer = {**answer, "memory": _memory_from(answer["memory"], who)}
     if isinstance(answer, Mapping) and answer.get("admission") is not None:

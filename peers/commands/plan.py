@@ -11,7 +11,7 @@ from peers.console.lasting import Lasting
 from peers.console.words import another_path, command_name
 from peers.founding_files import load_foundation, pending
 from peers.options.foundation import Foundation
-from peers.plan.peers_file import EXAMPLE, read_entries, read_peers
+from peers.plan.peers_file import EXAMPLE, PlanPeers, read_file, read_peers
 from peers.plan.report import PlanReport
 from peers.plan.sizing import nothing_fits
 from peers.plan.table import ModelEntry, PlanTable, plan_table, read_table
@@ -19,9 +19,8 @@ from peers.presets import load_preset, preset_names
 from peers.profiles import keys_of, with_profile
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError
-from swarm.models.registry import family_of, shares
+from swarm.models.registry import delinked_at, family_of
 from swarm.planning.search import search
-from swarm.planning.workload import PeerClass
 
 GIB = 2.0**30
 LIVE_GIB = 16.0
@@ -48,29 +47,20 @@ def make_plan(
         raise ConfigError("--memory-gib", memory_gib, "no option besides --peers", remedy)
     if model is None:
         raise ConfigError("MODEL", None, "a RUN.toml or a preset", f"{command_name()} plan tiny --peers {peers}")
-    read_entries(Path(peers or ""))  # first: what is wrong with it is said without torch
+    path = Path(peers or "")
+    read_file(path)  # first: what is wrong with it is said without torch
     manifest = manifest_named(model)
-    classes = read_peers(Path(peers or ""), manifest.model.compute)
-    return plan_for(manifest, classes, peers or "", say)
+    return plan_for(manifest, read_peers(path, manifest), say)
 
 
-def plan_for(
-    manifest: Manifest, classes: Sequence[PeerClass], peers_from: str, say: Callable[[str], None]
-) -> PlanReport:
+def plan_for(manifest: Manifest, peers: PlanPeers, say: Callable[[str], None]) -> PlanReport:
     """Return the plan of a manifest's model for these peers, and ``say`` how far it is. Raises CommandError where no
     layout fits."""
-    if manifest.split.variants:
-        raise ConfigError("split.variants", manifest.split.variants, "none: a plan has one kind of host a stage",
-                          "Plan without them: each takes hosts like those of its stage.")  # fmt: skip
     from peers.plan.work import workload_of  # torch: after both files are known to be right
 
-    work = workload_of(manifest)
+    work, classes = workload_of(manifest, peers.kinds), peers.classes
     lasting = Lasting(say)
-    shared, even = shares(manifest.model), tuple[int, ...]()
-    if shared:  # the stages must be alike
-        even = tuple(count for count in range(2, work.layers + 1) if work.layers % count == 0)
-    plans = search(work, classes, stages=even, told=lasting.told)
-    plans = [plan for plan in plans if not shared or len(set(plan.layout.stages)) == 1]
+    plans = search(work, classes, told=lasting.told)
     if not plans:
         raise nothing_fits(work, classes)
     stages, rows = (manifest.split.stages,), (manifest.batch.microbatch_size,)
@@ -81,7 +71,9 @@ def plan_for(
         classes=classes,
         plans=plans,
         asked=asked[0] if asked else None,
-        peers_from=peers_from,
+        peers_from=peers.origin,
+        kinds=tuple(peers.kinds),
+        delink_at=delinked_at(manifest.model),
     )
 
 
@@ -95,7 +87,9 @@ def _of_run(model: str | None, invite: str, memory: float, say: Callable[[str], 
     contacts = contacts_from((typed_invite(invite, "plan --swarm -"),))
     live = asyncio.run(look_at_run(contacts, SystemClock(), memory))
     manifest = live.manifest if model is None else manifest_named(model)
-    return plan_for(manifest, live.classes, f"the run at step {live.step} (assumed: {live.assumed})", say)
+    kinds = live.kinds if manifest.split.choices == len(live.kinds) else ()
+    origin = f"the run at step {live.step} (assumed: {live.assumed})"
+    return plan_for(manifest, PlanPeers(origin, live.classes, kinds), say)
 
 
 def _gib(typed: str | None) -> float:

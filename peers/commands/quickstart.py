@@ -397,7 +397,8 @@ class _Quickstart:
     def _judge(self) -> None:
         self._progress.waiting("evaluating on held-out text")
         # Here and not above: torch takes seconds to import, and the peers needed the processor until now.
-        from peers.commands.evaluate import Sampling, held_out_loss, load_checkpoint, sample_text
+        from peers.checkpoints.choose_checkpoint import choose_step
+        from peers.commands.evaluate import Sampling, held_out_loss, load_to_ask, sample_text
 
         read, ends = 0, self._clock.monotonic() + EVALUATE_S
 
@@ -408,17 +409,16 @@ class _Quickstart:
 
         large = (self._view.parameters or 0) >= LARGE_PARAMETERS
         threads = len(os.sched_getaffinity(0)) if large else 1
-        initial = load_checkpoint(self._directory, 0, threads=threads)
-        before = held_out_loss(initial, self._directory.held_out, enough)
-        del initial
+        first, last = choose_step(self._directory, 0), choose_step(self._directory)
+        before = held_out_loss(load_to_ask(first, threads=threads), first, self._directory.held_out, enough)
         check()
-        trained = load_checkpoint(self._directory, threads=threads)
+        trained = load_to_ask(last, threads=threads)
         check()
-        after = held_out_loss(trained, self._directory.held_out, lambda rows: rows >= read)
+        after = held_out_loss(trained, last, self._directory.held_out, lambda rows: rows >= read)
         tokens = SAMPLE_TOKENS_LARGE if large else SAMPLE_TOKENS
         sampling = Sampling(prompt=SAMPLE_PROMPT, tokens=tokens, seed=self._manifest.run.seed)
         sample = sample_text(trained, sampling)
-        self._evaluation = Evaluation(first=before, last=after, last_step=trained.step, sample=sample)
+        self._evaluation = Evaluation(first=before, last=after, last_step=last.step, sample=sample)
 
     def finish(self, outcome: RunOutcome) -> int:
         """Write plot and report, say how it ended, return the exit code. Interrupts are kept back."""

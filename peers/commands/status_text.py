@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from peers.console.words import (
     count,
     learnt_text,
     one_line,
+    passed_text,
     relaying_text,
     short_address,
     short_id,
@@ -22,7 +23,7 @@ from peers.console.words import (
 from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.places import PlaceState, home_option
 from swarm.disk import size_text
-from swarm.ids import ENDS, PartName, stage_of, variant_of
+from swarm.ids import ENDS, PartName, shared_by, stage_of, variant_of
 from swarm.membership.status_types import MemoryReport, PartTurnout
 
 NO_PART = "no part"
@@ -38,6 +39,7 @@ def status_lines(seen: Sequence[Seen]) -> list[str]:
         lines.append(rows[0])
         for one, row in zip(live, rows[1:], strict=True):
             lines += [row, *(f"    {remark}" for remark in _remarks(one))]
+    lines += variant_lines(live)
     lines += averaging_lines(live)
     lines += memory_lines(live)
     ended = [one for one in seen if not one.place.live]
@@ -47,17 +49,37 @@ def status_lines(seen: Sequence[Seen]) -> list[str]:
     return lines
 
 
-def averaging_lines(seen: Sequence[Seen]) -> list[str]:
-    """Return lines on the replicas in each part's averaging in the newest step that one of these peers closed, for each
-    of their runs."""
+def _newest(seen: Sequence[Seen], knows: Callable[[StatusReport], object]) -> list[StatusReport]:
+    """Return of each run the newest standing that knows of something."""
     newest: dict[str, StatusReport] = {}
     for standing in (one.standing for one in seen):
-        if standing is not None and standing.averaging:
+        if standing is not None and knows(standing):
             before = newest.get(standing.run)
             if before is None or before.step < standing.step:
                 newest[standing.run] = standing
+    return list(newest.values())
+
+
+def variant_lines(seen: Sequence[Seen]) -> list[str]:
+    """Return lines on the variants of stages, and on stages that share their layers, for each run of these peers."""
     lines = []
-    for standing in newest.values():
+    for standing in _newest(seen, lambda one: one.variants or one.sharing):
+        run = _run(standing.run_name, standing.run)
+        lines += ["", f"sharing in {run}: {standing.sharing}"] if standing.sharing else []
+        lines += ["", f"variants in {run}, when step {standing.step} closed"] if standing.variants else []
+        rows = [
+            (one.part, count(one.hosts, "host"), passed_text(one.kinds, one.passed, one.of))
+            for one in standing.variants
+        ]
+        lines += [f"  {row}" for row in table(rows)]
+    return lines
+
+
+def averaging_lines(seen: Sequence[Seen]) -> list[str]:
+    """Return lines on the replicas in each part's averaging in the newest step that one of these peers closed, for each
+    of their runs."""
+    lines = []
+    for standing in _newest(seen, lambda one: one.averaging):
         parts = sorted(standing.averaging, key=lambda one: _part_order(one.part))
         what = f": {standing.averages}" if standing.averages else ""
         lines += ["", f"averaging in {_run(standing.run_name, standing.run)}, when step {parts[0].step} closed{what}"]
@@ -187,9 +209,11 @@ def member_lines(standing: StatusReport, members: Sequence[MemberReport]) -> lis
     lines = [f"{seen_by}: {count(len(members), 'peer')}, step {_step(standing)}"]
     parts = sorted({member.part for member in members}, key=_part_order)
     rows = table([_member(member) for part in parts for member in members if member.part == part])
+    said = {one.part: f" ({passed_text(one.kinds, one.passed, one.of)})" for one in standing.variants}
     for part in parts:
         mine = sum(member.part == part for member in members)
-        lines += ["", part or NO_PART, *(f"  {row}" for row in rows[:mine])]
+        about = f" ({standing.sharing})" if shared_by(PartName(part or "")) else said.get(part or "", "")
+        lines += ["", f"{part or NO_PART}{about}", *(f"  {row}" for row in rows[:mine])]
         rows = rows[mine:]
     return lines
 
@@ -278,6 +302,11 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
         ("averages", standing.averages),
         ("early", early_text(standing)),
         ("capacities", capacities_text(standing)),
+        ("sharing", standing.sharing),
+        *(
+            ("variant", f"{one.part}, {count(one.hosts, 'host')}, {passed_text(one.kinds, one.passed, one.of)}")
+            for one in standing.variants
+        ),
         ("device", device_text(standing)),
         ("mixed", mixing_text(standing)),
         ("audits", audits_text(standing)),

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from swarm import WIRE_VERSION
 from swarm.columns import held_columns
 from swarm.disk import size_text
 from swarm.errors import Advice, ConfigError, Ending, OtherWire, RunEnded, SwarmError
-from swarm.ids import ENDS, PartName
+from swarm.ids import ENDS, PartName, shared_by
 
 _PEER_ID = re.compile(r"(?<!/p2p/)\b12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\b")
 """As libp2p writes the ids of Ed25519 keys, which all of ours are."""
@@ -317,6 +317,20 @@ def amount(value: float) -> str:
 def learnt_text(learnt: int, computed: int, figure: Callable[[int], str] = "{:,}".format) -> str:
     """``2,048 tokens``; ``512 learnt of 2,048 tokens`` where data leaves some out: prompts, padding."""
     return f"{figure(learnt)} learnt of {figure(computed)} tokens" if computed > learnt else f"{figure(learnt)} tokens"
+
+
+def passed_text(kinds: Sequence[str], passed: int, of: int) -> str:
+    """``for law and code, 12 of 16 microbatches in the newest step``: what passes a variant of a stage."""
+    many = f", {passed} of {of} microbatches in the newest step" if of else ""
+    return f"for {listed(kinds)}{many}" if kinds else many.removeprefix(", ")
+
+
+def sharing_text(parts: Iterable[PartName], delink_at: int) -> str:
+    """Say of a run that began with stages that share their layers whether they still do, by the parts there are."""
+    if not (stages := max(map(shared_by, parts), default=0)):
+        return f"each stage has layers of its own since step {delink_at}"
+    until = f"until step {delink_at} is closed" if delink_at else "to the end"
+    return f"{stages} stages share their layers {until}: any host serves any of them"
 
 
 def printable(text: str) -> str:

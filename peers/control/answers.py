@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from peers.console.words import CommandError, codecs_text, command_name, listed, with_commands
+from peers.console.words import CommandError, codecs_text, command_name, listed, sharing_text, with_commands
 from peers.control.admitting import Admitting, granted_by, open_run
 from peers.control.sent import SentReport, receivers
 from peers.control.server import Command
@@ -18,15 +18,18 @@ from peers.exit_codes import EXIT_USAGE
 from peers.home.places import home_option
 from peers.invites.invite import invite_to
 from peers.settings import PeerSettings
+from swarm.columns import host_parts
 from swarm.config import Manifest
 from swarm.consensus.changes import may_agree
 from swarm.consensus.copies import copies_of, fewer_copies, on_one_machine
 from swarm.consensus.trials import few_trainers
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.watch import HealthWatch
-from swarm.ids import ENDS, PeerId, distinct_names
+from swarm.ids import ENDS, PeerId, distinct_names, variant_of
 from swarm.membership.membership import Membership
+from swarm.membership.status_types import VariantReport
 from swarm.membership.vitals import Vitals, VitalsBoard
+from swarm.models.registry import delinked_at, shares
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.pipeline.activity import AuditCounts
@@ -131,6 +134,8 @@ class NodeCommands:
             codecs=self._codecs(),
             early=situation.early if situation and manifest and manifest.speed.overlaps else (),
             capacities=() if situation is None or not any(situation.capacities) else situation.capacities,
+            variants=self._variants(),
+            sharing=self._sharing(),
             held_out=() if self.held_out is None or self.held_out.newest is None else self.held_out.newest,
             device_use=None if situation is None else situation.device_use,
             mixed=0 if situation is None else situation.mixed,
@@ -147,6 +152,24 @@ class NodeCommands:
         barred, step = self._membership.roster.barred, self._membership.situation.step
         proven = f"is barred until step {{}}: proven wrong, as {command_name()} history --faults shows"
         return {peer: proven.format(one.until) for peer, one in barred.items() if one.until > step + 1}
+
+    def _variants(self) -> tuple[VariantReport, ...]:
+        """Return which variants there are, for whom, with how many hosts and microbatches."""
+        if self._manifest is None or self._membership is None:
+            return ()
+        roster, situation = self._membership.roster, self._membership.situation
+        return tuple(
+            VariantReport(part=part, kinds=self._manifest.split.passing(part), hosts=len(roster.replicas(part)),
+                          passed=situation.passed.get(part, 0), of=situation.committed)
+            for part in host_parts(roster.all_parts)
+            if variant_of(part)[1] > 1
+        )  # fmt: skip
+
+    def _sharing(self) -> str:
+        """Return whether stages share their layers, in a run that began so."""
+        if self._manifest is None or self._membership is None or not shares(self._manifest.model):
+            return ""
+        return sharing_text(self._membership.roster.parts, delinked_at(self._manifest.model))
 
     def _codecs(self) -> str:
         """Return how activations travel, as the newest record says, or else the manifest."""

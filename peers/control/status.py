@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout, Phase
+from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout, Phase, VariantReport
 from swarm.pipeline.activity import AuditCounts
 
 SCHEMA = 1
@@ -57,13 +57,13 @@ class StatusReport:
     their gradients travel in the open step. ``unfed`` are trainers of which the run takes nothing until a step.
     Where steps are fed early, ``early`` are the shares of the last steps' microbatches that were, the newest last.
     ``capacities`` are the microbatches a second that each stage can take by what its hosts told with the last step, 0
-    where none has, empty where none of any stage has. ``device_use`` is what this peer's device computed of the last
-    step that it saw whole, by PaLM's count. Where replicas train apart this one has ``mixed`` so often since
-    it was started, ``mixed_alone`` of these with nobody. ``audits`` are the hops that this trainer had computed again.
-    ``started`` is seconds since the epoch; ``memory`` is
-    None before it takes part in a run. Of a relay (``swarm relay``) ``relaying`` has its figures by name: ``slots``,
-    ``runs``, ``circuits``, ``relayed_bytes``, ``refused``; None of all others.
-    ``admission`` is there where not everybody may join.
+    where none has, empty where none of any stage has. ``variants`` are all variants of stages, ``sharing`` says whether
+    stages share their layers in a run that began so, "" in any other. ``device_use`` is what this peer's device
+    computed of the last step that it saw whole, by PaLM's count. Where replicas train apart this one has ``mixed`` so
+    often since it was started, ``mixed_alone`` of these with nobody. ``audits`` are the hops that this trainer had
+    computed again. ``started`` is seconds since the epoch; ``memory`` is None before it takes part in a run. Of a relay
+    (``swarm relay``) ``relaying`` has its figures by name: ``slots``, ``runs``, ``circuits``, ``relayed_bytes``,
+    ``refused``; None of all others. ``admission`` is there where not everybody may join.
     """
 
     schema: int = SCHEMA
@@ -101,6 +101,8 @@ class StatusReport:
     codecs: str = ""
     early: tuple[float, ...] = ()
     capacities: tuple[float, ...] = ()
+    variants: tuple[VariantReport, ...] = ()
+    sharing: str = ""
     device_use: DeviceUse | None = None
     mixed: int = 0
     mixed_alone: int = 0

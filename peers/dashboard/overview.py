@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from peers.console.event_words import harmless
-from peers.console.words import codecs_text, named
+from peers.console.words import codecs_text, named, passed_text, sharing_text
 from peers.dashboard.folds import Contributions, Gone, KnownPeers, Log, Rates, StepPoint, StepSeries, changes, clean
 from peers.dashboard.liveness import Pulse, Signs, Silences, fresh, standing
 from peers.dashboard.peer_rows import UNANSWERING, PeerRows, unanswered
+from swarm.columns import count_passed
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import ROUTES, TRAINERS, Roster, lost_parts, lost_replicas
 from swarm.events import (
@@ -31,12 +32,14 @@ from swarm.events import (
     Waiting,
     WentBack,
 )
-from swarm.ids import PartName, PeerId
+from swarm.ids import PartName, PeerId, shared_by, variant_of
+from swarm.models.registry import delinked_at
 from swarm.monitoring.reader import Recorded
 from swarm.step.turnout import turnouts
 
 if TYPE_CHECKING:
     from swarm.config import Manifest  # a run is seen from its files without torch
+    from swarm.models.spec import SplitConfig
 
 SCHEMA = 1
 MAX_GONE = 200
@@ -59,6 +62,8 @@ class Overview:
         self._run: dict[str, Any] = {"id": "", "name": "", "steps": None, "stages": None, "parameters": None}
         self._run["codecs"] = ""
         self._batch_tokens = 0
+        self._split: SplitConfig | None = None
+        self._delink_at = 0
         self._record: CloseRecord | None = None
         self._decided, self._returns = 0, 0  # up to which step records are known; how often the run went back
         self._back_at: float | None = None
@@ -116,6 +121,7 @@ class Overview:
         """Take what the run is."""
         run, stages = manifest.run, manifest.split.stages
         self._batch_tokens = manifest.batch.microbatch_size * manifest.model.context
+        self._split, self._delink_at = manifest.split, delinked_at(manifest.model)
         self._run |= {"id": manifest.run_id, "name": run.name, "steps": run.steps, "stages": stages}
         self._run |= {"parameters": parameters, "codecs": self._run["codecs"] or manifest.codecs.described}
 
@@ -374,7 +380,7 @@ class Overview:
         """Return each part of the model, who holds it, and who was in its newest averaging."""
         record, told = self._record, {one["part"]: one for one in seen.get("averaging") or ()}
         found = {} if record is None else {one.part: one for one in turnouts(record, self._before, {}, {})}
-        holders: dict[str, list[str]] = {part: [] for part in (record.members.parts if record is not None else ())}
+        holders: dict[str, list[str]] = {part: [] for part in (record.members.all_parts if record is not None else ())}
         for peer, one in peers.items():
             if one["here"] and one["part"]:
                 holders.setdefault(one["part"], []).append(peer)
@@ -394,9 +400,23 @@ class Overview:
                     "participating": None if turnout is None else len(turnout.participating),
                     "averaged": None if turnout is None else len(turnout.averaged),
                     "why": why,
+                    "said": self._said(PartName(part), seen),
                 }
             )
         return parts
+
+    def _said(self, part: PartName, seen: Mapping[str, Any]) -> str:
+        """Return whom a variant is for and what passed it in the newest step, or until when stages share a part; "" of
+        any other. What the run is may be known from who is asked alone."""
+        if shared_by(part):
+            known = "" if self._split is None else sharing_text((part,), self._delink_at)
+            return known or self._text(seen.get("sharing", ""))
+        if self._record is None or variant_of(part)[1] == 1:
+            return ""
+        committed = self._record.committed
+        told = {one["part"]: tuple(map(clean, one["kinds"])) for one in seen.get("variants") or ()}
+        kinds = told.get(part, ()) if self._split is None else self._split.passing(part)
+        return passed_text(kinds, count_passed((part,), committed)[part], len(committed))
 
     def _links(self, peers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the links with the most bytes a second, from sender to receiver."""

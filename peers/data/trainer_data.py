@@ -6,6 +6,7 @@ once the run's tokenizer is known, the shard that the trainer reads.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -41,6 +42,7 @@ from swarm.events import DataOpened
 if TYPE_CHECKING:
     from data_shards.shard_source import ShardSource
     from peers.options.model import PeerOptions
+    from peers.settings import Role
     from swarm.config import Manifest
     from swarm.ids import PeerId
     from swarm.security.credentials import Credential
@@ -243,9 +245,9 @@ def open_shard(path: Path, key: str = DATA, *, anew: bool = False) -> Shard:
         raise ConfigError(key, str(path), f"a whole shard; {cause}", remedy) from None
 
 
-def open_source(manifest: Manifest, path: Path, trainer: PeerId, domain: str | None = None) -> ShardSource:
-    """Open a trainer's private data, which is of this ``domain``. Raises ConfigError or StateError naming the path and
-    the remedy."""
+def open_source(manifest: Manifest, path: Path, trainer: PeerId, choice: int | None = None) -> ShardSource:
+    """Open a trainer's private data, whose microbatches have this ``choice`` of variants where the run does not find it
+    by text. Raises ConfigError or StateError naming the path and the remedy."""
     from data_shards.shard_source import BatchShape, ShardSource  # torch: not for those who only look at data
 
     return ShardSource(
@@ -253,24 +255,33 @@ def open_source(manifest: Manifest, path: Path, trainer: PeerId, domain: str | N
         trainer=trainer,
         shape=BatchShape(manifest.batch.microbatch_size, manifest.model.context, manifest.batch.packing),
         tokenizer=manifest.tokenizer.digest,
-        by=Router(manifest.split.centres) if manifest.split.route_by == "text" else domain_of(manifest, domain) or 0,
+        by=Router(manifest.split.centres) if manifest.split.route_by == "text" else choice or 0,
     )
 
 
-def domain_of(manifest: Manifest, name: str | None, credential: Credential | None = None) -> int | None:
-    """Return which of the run's domains a trainer said that its text is of; None where the run has none. Raises
-    ConfigError for another, for none where the run asks for one, and for one whose expert an organisation keeps to
-    itself that is not that of the ``credential``, where there is one."""
+def domain_of(manifest: Manifest, name: str | None, role: Role, credential: Credential | None = None) -> int | None:
+    """Return the number of the run's domain that a trainer said its text is of, or a stage host what it wants to hold
+    is for; None where none is said and none need be. Raises ConfigError for one that the run does not have, where a
+    trainer says none, and for one whose expert an organisation keeps to itself that is not that of the ``credential``,
+    where there is one."""
     split = manifest.split
-    if split.route_by != "domain":
-        if name is not None:
-            how = "finds its experts by its text" if split.route_by else "has no domains"
-            raise ConfigError("--domain", name, "none in this run", "Leave it out.", why=f"the run {how}")
+    if name is None and (role != "trainer" or split.route_by != "domain"):
         return None
+    join = f"{command_name()} join INVITE --role {role}"
+    if split.route_by != "domain":
+        why, more = "each stage of the run has one expert, for all text", ""
+        if split.route_by == "text":
+            why = "the run finds the expert of each row by its text"
+            more = "" if role == "trainer" else ", or with --stage N for an expert of that stage"
+        raise ConfigError("--domain", name, "none in this run", f"Leave it out: {join}{more}", why=why)
     if name not in split.domains:
-        raise ConfigError("--domain", name, f"one of {', '.join(split.domains)}", "Name what your text is of.",
-                          why="the run's microbatches find their experts by it")  # fmt: skip
-    if (owner := split.own.get(name or "")) and credential is not None and credential.grant.organisation != owner:
+        close = difflib.get_close_matches(name or "", split.domains, n=1)
+        why = "the run has no such domain" if name else "a microbatch finds its experts by the domain of its trainer"
+        named = f"{f'Did you mean {close[0]}? ' if close else ''}Name one: {join} --domain"
+        raise ConfigError("--domain", name, f"one of {', '.join(split.domains)}",
+                          f"{named} {(*close, *split.domains)[0]}", why=why)  # fmt: skip
+    owner = split.own.get(name)
+    if owner and credential is not None and credential.grant.organisation != owner:
         raise ConfigError("--domain", name, f"a domain that {owner} does not keep to itself",
                           f"Ask an issuer for an invite that names {owner}.",
                           why="the invite of this peer names another organisation, or none")  # fmt: skip

@@ -137,7 +137,7 @@ class PeerOptions:
         Text | None,
         Option(
             metavar="NAME", of=_JOIN,
-            help="Train on text of this domain, where the run's microbatches find their experts by it.",
+            help="Train on text of this domain, or hold an expert for it, where the run has domains.",
             default="none",
         ),
     ] = None  # fmt: skip

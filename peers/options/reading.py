@@ -114,9 +114,6 @@ def check_options(options: PeerOptions, role: Literal["bootstrap", "stage", "tra
         remedy = f"As a stage host: {join} --role stage; as a trainer: {join} --role trainer --data {data}"
         title = "stage host" if role == "stage" else role
         raise ConfigError("--data", data, "only for role trainer", remedy, why=f"a {title} reads no data")
-    if options.domain is not None and role != "trainer":
-        remedy = f"As a trainer: {join} --role trainer --domain {shlex.quote(options.domain)}"
-        raise ConfigError("--domain", options.domain, "only for role trainer", remedy, why=f"a {role} brings no text")
     if options.eval is not None and role != "trainer":
         remedy = f"As a trainer: {join} --role trainer --eval {shlex.quote(str(options.eval))}"
         raise ConfigError("--eval", str(options.eval), "only for role trainer", remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -31,12 +32,14 @@ ALIKE = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """A run as its newest record has it. ``assumed`` says what nobody measured, in words."""
+    """A run as its newest record has it. ``assumed`` says what nobody measured, in words; ``kinds`` how many
+    microbatches of each choice of variants there were, where there are several."""
 
     manifest: Manifest
     step: int
     classes: list[PeerClass]
     assumed: str
+    kinds: tuple[float, ...]
 
 
 async def look_at_run(contacts: Contacts, clock: Clock, memory: float) -> LiveRun:
@@ -88,7 +91,11 @@ def live_run(manifest: Manifest, record: CloseRecord, vitals: Mapping[PeerId, Vi
         f"{memory / 2**30:g} GiB of memory each; the usual speed of {unknown[0]} whose own nobody measured; 100 Mbit/s"
         f" of {unknown[1]}"
     )
-    return LiveRun(manifest=manifest, step=record.step, classes=classes, assumed=assumed)
+    kinds: tuple[float, ...] = ()
+    if (choices := manifest.split.choices) > 1:
+        counts = Counter(one.choice for one in record.committed)
+        kinds = tuple(1.0 + counts[choice] for choice in range(choices))  # the next step may have some of each
+    return LiveRun(manifest=manifest, step=record.step, classes=classes, assumed=assumed, kinds=kinds)
 
 
 def _typical(group: list[PeerClass], number: int) -> PeerClass:

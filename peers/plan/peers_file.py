@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, StringConstraints, ValidationError
 
 from peers.console.words import another_path
+from swarm.columns import MAX_VARIANTS
+from swarm.config import Manifest
 from swarm.disk import read_named
 from swarm.errors import ConfigError
+from swarm.models.spec import SplitConfig
 from swarm.parsing import parse_toml
 from swarm.planning.devices import DEVICES, KnownDevice
 from swarm.planning.workload import PeerClass
@@ -46,19 +49,43 @@ class PeersEntry(Section):
     stay_hours: Positive | None = None
 
 
-class PeersFile(Section):
-    """The whole file."""
+Kinds = Annotated[tuple[Positive, ...], Field(max_length=MAX_VARIANTS)]
 
+
+class PeersFile(Section):
+    """The whole file. ``kinds`` say how much text there is of each domain, or kind of text, in proportion."""
+
+    kinds: Kinds = ()
     peers: Annotated[tuple[PeersEntry, ...], Field(min_length=1, max_length=MAX_CLASSES)]
 
 
-def read_peers(path: Path, compute: str) -> list[PeerClass]:
-    """Return the classes of peers in a file, for a model that is computed in this dtype. Raises as
-    :func:`read_entries`, and ConfigError for a device that is not known."""
-    return [class_of(entry, compute, path) for entry in read_entries(path)]
+class PlanPeers(NamedTuple):
+    """The peers that a run is planned for, what tells of them, and how much text there is of each of ``kinds``, in
+    proportion; none: of each as much."""
+
+    origin: str
+    classes: Sequence[PeerClass]
+    kinds: Sequence[float] = ()
 
 
-def read_entries(path: Path) -> tuple[PeersEntry, ...]:
+def read_peers(path: Path, manifest: Manifest) -> PlanPeers:
+    """Return the peers of a file, for the model and the variants of a run. Raises as :func:`read_file`, and ConfigError
+    for a device that is not known, and for other kinds of text than the run's."""
+    file = read_file(path)
+    check_each_kind(file.kinds, manifest.split, path)
+    return PlanPeers(str(path), [class_of(one, manifest.model.compute, path) for one in file.peers], file.kinds)
+
+
+def check_each_kind(kinds: Sequence[float], split: SplitConfig, path: Path) -> None:
+    """Raise ConfigError for text of other kinds than a run's microbatches are of."""
+    if not kinds or (split.variants and len(kinds) == split.choices):
+        return
+    of = "domain" if split.domains else "kind of text"
+    allowed = f"{split.choices} numbers, one for each {of}" if split.variants else "none: no stage has variants"
+    raise ConfigError("kinds", list(kinds), allowed, f"Correct it in {path}, or leave it out: then each has as much.")
+
+
+def read_file(path: Path) -> PeersFile:
     """Return what a file says of classes of peers.
 
     Raises ConfigError naming --peers, or the key of the file, for what is missing, unknown or malformed.
@@ -76,13 +103,12 @@ def read_entries(path: Path) -> tuple[PeersEntry, ...]:
     except ValidationError as error:
         raise explained(error, PeersFile, path) from None
     check_names(found.peers, path)
-    return found.peers
+    return found
 
 
 def with_classes(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's document with ``[[peers]]`` as validation takes it."""
-    entries = document.get("peers")
-    return {**document, "peers": tuple(entries)} if isinstance(entries, list) else dict(document)
+    """Return a file's document with its lists as validation takes them."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in document.items()}
 
 
 def check_names(entries: Sequence[PeersEntry], path: Path) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from peers.console.words import amount, count, listed
+from swarm.disk import size_text
 from swarm.planning.alternatives import (
     DEVICES,
     AloneForecast,
+    BytesForecast,
     SliceForecast,
     TensorForecast,
     alone,
+    carried,
     mfu,
     slices,
     tensors,
 )
-from swarm.planning.predict import CLOSING_ROUND_TRIPS, UPDATE_S, PartForecast, StepForecast
+from swarm.planning.predict import CLOSING_ROUND_TRIPS, UPDATE_S, PartForecast, StepForecast, predict
 from swarm.planning.workload import PeerClass, Workload
 
 SCHEMA = 1
@@ -27,7 +30,8 @@ SCHEMA = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
     """What was found for one run: the best plan, others, and what the manifest's own cut gives (``asked``, None where
-    it does not fit)."""
+    it does not fit). ``kinds`` is how much text there is of each, where that is known; ``delink_at`` the step with
+    which stages that share their layers part: the plans are of the steps after it."""
 
     title: str
     work: Workload
@@ -35,6 +39,23 @@ class PlanReport:
     plans: Sequence[StepForecast]
     asked: StepForecast | None
     peers_from: str
+    kinds: tuple[float, ...] = ()
+    delink_at: int = 0
+
+    @property
+    def carried(self) -> BytesForecast:
+        """Return what all links carry in a step of the best plan."""
+        return carried(self.work, self.best)
+
+    @property
+    def at_first(self) -> StepForecast | None:
+        """Return a step before stages part, when every host of the best plan serves any of them; None where they share
+        nothing, or never part."""
+        if not self.delink_at:
+            return None
+        *hosts, trainers = self.best.layout.places
+        layout = replace(self.best.layout, places=(tuple(map(sum, zip(*hosts, strict=True))), trainers))
+        return predict(replace(self.work, shared=True), self.classes, layout)
 
     @property
     def best(self) -> StepForecast:
@@ -70,6 +91,9 @@ class PlanReport:
             "mfu_palm": palm,
             "mfu_causal": mfu(self.work, self.classes, best, self.work.causal_flops)[0],
             "mfu_of": "peak" if of_peak else "attained",
+            **asdict(self.carried),
+            "bytes_over_plain": self.carried.over_plain,
+            "shared": self._shared(),
             "binding": asdict(binding),
             "next": {**asdict(following), "times": following.rate / binding.rate},
             "manifest": self.keys(),
@@ -82,6 +106,13 @@ class PlanReport:
             "slices": {**asdict(self.sliced), "worth_it": self.sliced.worth_it},
             "tensors": None if tensor is None else {**asdict(tensor), "worth_it": tensor.worth_it},
         }
+
+    def _shared(self) -> dict[str, Any] | None:
+        """Return what a step takes before stages part; None where :attr:`at_first` is."""
+        if (at_first := self.at_first) is None:
+            return None
+        sent = carried(replace(self.work, shared=True), at_first)
+        return _figures(at_first) | asdict(sent) | {"bytes_over_plain": sent.over_plain, "until_step": self.delink_at}
 
     def keys(self) -> dict[str, Any]:
         """Return the keys of a manifest that has the best plan's cut."""
@@ -107,6 +138,7 @@ class PlanReport:
         yield f"MFU          {palm:.1%} as PaLM counts, {causal:.1%} with causal attention; {of}"
         distances = [f"{one.name} ({one.rate / binding.rate:.2f} times as much)" for one in best.limits[1:2]]
         yield f"bound by     {binding.name}: {binding.rate:.3g} microbatches/s; next {distances[0]}"
+        yield from self._parts_beside()
         if self.asked is None:
             yield "as asked     the cut of the manifest does not fit these peers"
         elif self.asked.layout != layout:
@@ -116,6 +148,28 @@ class PlanReport:
         yield f"RUN.toml     split = {{ stages = {len(layout.stages)}{sizes} }}"
         yield (f"             batch = {{ microbatch_size = {layout.rows}, "
                f"microbatches_per_step = {best.microbatches} }}")  # fmt: skip
+
+    def _parts_beside(self) -> Iterator[str]:
+        """Yield what variants and sharing ask for and cost, where there are any."""
+        work, at_first = self.work, self.at_first
+        if not work.loads and not work.alike:
+            return
+        bytes_, one = self.carried, "a part for each stage"
+        if work.loads:
+            one, hosts = "one variant a stage", len(self.best.parts) - 1
+            origin = self.peers_from.partition(" (")[0]
+            how = f"text of each kind as {origin} says" if self.kinds else "as much text of each kind"
+            yield f"hosts        {hosts} at least, one for each variant of each stage; loads are for {how}"
+        elif at_first is None:
+            yield "hosts        1 at least: any of them serves every stage, to the end"
+        else:
+            pace = f"{_time(at_first.step_s)} a step, {at_first.tokens_s:,.0f} tokens/s"
+            yield f"shared       until step {self.delink_at} any host serves every stage: {pace}; the rest is after it"
+            stages = len(self.best.layout.stages)
+            yield f"hosts        1 at least before that step, {stages} from it on, one for each stage"
+            bytes_, one = carried(replace(work, shared=True), at_first), "stages that have parted"
+        yield (f"bytes        {size_text(bytes_.step_bytes)} a step over all links, {bytes_.over_plain:.3f} times as"
+               f" much as with {one} and these hosts")  # fmt: skip
 
     def _beside(self) -> Iterator[str]:
         alone_s = [one for one in self.alone if one.way != "none"]
@@ -174,10 +228,11 @@ class PlanReport:
     def _part_explained(self, at: int, part: PartForecast) -> Iterator[str]:
         layout, memory, needs = self.best.layout, part.memory, part.needs
         times, tokens = 4 if layout.recompute and part.layers else 3, layout.rows * self.work.context
+        passes = "" if part.load == 1 else f", of which {part.load:.3g} pass it"
         yield (
             f"{part.name:<10} {times} x {needs.flops:.4g} x {tokens} tokens = {times * needs.flops * tokens:.4g}"
             f" operations a microbatch; computing {part.compute_rate:.4g}, links {part.link_rate:.4g}, each replica"
-            f" the slower of both: {part.rate:.4g} microbatches/s"
+            f" the slower of both: {part.rate:.4g} microbatches/s{passes}"
         )
         yield (
             f"           memory: training {needs.parameters:,.0f} parameters {_gib(memory.state)},"
@@ -192,13 +247,14 @@ class PlanReport:
 
 
 def _layout(one: StepForecast, classes: Sequence[PeerClass]) -> dict[str, Any]:
-    parts, first = [], 0
+    parts = []
     for at, part in enumerate(one.parts):
         here = {cls.name: number for cls, number in zip(classes, one.layout.places[at], strict=True) if number}
+        first = sum(one.layout.stages[: part.stage])
         layers = [first, first + part.layers] if part.layers else None
-        parts.append({"part": part.name, "layers": layers, "peers": here, "microbatches_s": part.rate,
+        parts.append({"part": part.name, "layers": layers, "load": part.load, "peers": here,
+                      "microbatches_s": part.rate, "link_share": _link_share(one, part),
                       "memory": {**asdict(part.memory), "total": part.memory.total}})  # fmt: skip
-        first += part.layers
     return {"parts": parts, "rows": one.layout.rows, "microbatches": one.microbatches,
             "recompute": one.layout.recompute}  # fmt: skip
 
@@ -210,19 +266,26 @@ def _figures(one: StepForecast) -> dict[str, Any]:
 
 
 def _table(one: StepForecast, classes: Sequence[PeerClass]) -> Iterator[str]:
-    rows, first = [("part", "layers", "peers", "memory", "microbatches/s")], 0
+    loads = any(part.load != 1 for part in one.parts)
+    rows = [("part", "layers", *(("load",) if loads else ()), "peers", "memory", "microbatches/s", "link")]
     for at, part in enumerate(one.parts):
         here = [f"{number} x {cls.name}" for cls, number in zip(classes, one.layout.places[at], strict=True) if number]
+        first = sum(one.layout.stages[: part.stage])
         layers = f"{first}-{first + part.layers - 1}" if part.layers else "-"
-        rows.append((part.name, layers, listed(here), _gib(part.memory.total), f"{part.rate:.3g}"))
-        first += part.layers
+        rows.append((part.name, layers, *((f"{part.load:.3g}",) if loads else ()), listed(here),
+                     _gib(part.memory.total), f"{part.rate:.3g}", f"{_link_share(one, part):.0%}"))  # fmt: skip
     resting = [cls.count - sum(here[kind] for here in one.layout.places) for kind, cls in enumerate(classes)]
     if any(resting):
         idle = [f"{number} x {cls.name}" for cls, number in zip(classes, resting, strict=True) if number]
-        rows.append(("no place", "-", listed(idle), "-", "-"))
+        rows.append(("no place", "-", *(("-",) if loads else ()), listed(idle), "-", "-", "-"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _link_share(one: StepForecast, part: PartForecast) -> float:
+    """Return for which share of the time in which a step is fed the links of a part's replicas carry."""
+    return min(1.0, one.rate / part.link_rate) if part.link_rate else 1.0
 
 
 def _as_they_come(one: StepForecast) -> str:

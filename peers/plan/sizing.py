@@ -15,7 +15,8 @@ from peers.console.lasting import Told, tells_nobody
 from peers.console.words import CommandError, command_name, count, listed
 from peers.plan.peers_file import read_peers
 from swarm.config import Manifest
-from swarm.planning.predict import StepForecast, lacking, part_memory
+from swarm.models.spec import even_stages
+from swarm.planning.predict import StepForecast, lacking, layers_of, part_memory
 from swarm.planning.search import is_small, search
 from swarm.planning.workload import PartLayout, PeerClass, Workload
 
@@ -44,9 +45,10 @@ class SizedStages:
 
     @property
     def _exact(self) -> bool:
-        """Hosted ends make the outer stages unlike the others, which the exact search does not take."""
+        """Hosted ends make the outer stages unlike the others, which the exact search does not take; nor does it take
+        variants, or stages that must be alike."""
         unlike = self.work.hosted and len(self.best.layout.stages) > 1
-        return is_small(self.work, self.classes) and not unlike
+        return is_small(self.work, self.classes) and not (unlike or self.work.loads or self.work.alike)
 
     def said(self) -> list[tuple[str, str]]:
         """Return the sizes and why, as (label, text): what each stage takes, and which class has the memory."""
@@ -79,10 +81,10 @@ def stages_for(manifest: Manifest, peers: Path, stages: int | None, told: Told =
     pace is found to 1 in 16,000. Cost: seconds for a hundred peers; ``told`` is told how far it is. Raises ConfigError
     as :func:`~peers.plan.peers_file.read_peers`, CommandError where no cut fits.
     """
-    classes = read_peers(peers, manifest.model.compute)
+    known = read_peers(peers, manifest)
     from peers.plan.work import workload_of  # torch: after the file is known to be right
 
-    work = workload_of(manifest)
+    work, classes = workload_of(manifest, known.kinds), known.classes
     number, rows = () if stages is None else (stages,), (manifest.batch.microbatch_size,)
     found = search(work, classes, stages=number, rows=rows, told=told)
     if not found:
@@ -114,11 +116,15 @@ def nothing_fits(work: Workload, classes: Sequence[PeerClass]) -> CommandError:
             check="count in the file",
             next_=f"train on one machine: {command_name()} quickstart; or with more peers: {plan} MODEL --peers FILE",
         )
-    stages = min(work.layers, peers - 1)
-    layout = PartLayout(stages=(*[1] * (stages - 1), work.layers - stages + 1), places=((1,),) * (stages + 1), rows=1,
-                        recompute=True)  # fmt: skip
-    largest = {at: part_memory(work, layout, at) for at in (0, stages - 1, stages)}
-    names = {0: "one layer", stages - 1: count(layout.stages[-1], "layer"), stages: "what a trainer holds"}
+    if not (cuts := work.cuts(range(1, work.layers + 1), peers)):
+        return _too_few(work, peers)
+    stages = max(cuts)
+    parts = work.parts(stages)
+    sizes = even_stages(work.layers, stages) if work.alike else (*[1] * (stages - 1), work.layers - stages + 1)
+    layout = PartLayout(stages=sizes, places=((1,),) * len(parts), rows=1, recompute=True)
+    largest = {at: part_memory(work, layout, at) for at in (0, len(parts) - 2, len(parts) - 1)}
+    names = {0: "one layer", len(parts) - 2: count(layers_of(layout, parts[-2]), "layer"),
+             len(parts) - 1: "what a trainer holds"}  # fmt: skip
     missing = [
         f"{names[at]} at {one.name}: {lacks}"
         for at, memory in largest.items()
@@ -131,3 +137,18 @@ def nothing_fits(work: Workload, classes: Sequence[PeerClass]) -> CommandError:
         check="memory_gib and count of the classes; run.copies of the manifest, each of which takes memory, too",
         next_=f"more peers, or larger ones: {plan} MODEL --peers FILE",
     )
+
+
+def _too_few(work: Workload, peers: int) -> CommandError:
+    """Return the error that names how many peers it takes where stages have variants, or share their layers."""
+    plan = f"{command_name()} plan"
+    if work.loads:
+        parts = len(work.parts(len(work.loads))) - 1
+        what = f"{count(parts, 'stage host')}, one for each variant of each stage,"
+        next_ = f"fewer split.variants in the RUN.toml, or more peers: {plan} MODEL --peers FILE"
+    else:
+        fewest = min(work.cuts(range(2, work.layers + 1), work.layers + 1))
+        what = f"{count(fewest, 'stage host')}, one for each of stages with as many layers,"
+        next_ = f"other model.layers, of which stages can have as many each, or more peers: {plan} MODEL --peers FILE"
+    return CommandError(f"no layout: this takes {what} and a trainer, and there are {peers} peers",
+                        check="count of the classes in the file", next_=next_)  # fmt: skip

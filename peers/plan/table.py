@@ -90,7 +90,7 @@ class TableRow:
     count: int
     link: str
     stages: tuple[int, ...] | None = None
-    """Replicas of each."""
+    """Replicas of each, and of each of their variants."""
     tokens_s: float | None = None
     measured_tokens_s: float | None = None
     alone_tokens_s: float | None = None
@@ -202,7 +202,7 @@ def _planned(row: TableRow, manifest: Manifest, each: PeerClass, tokens: float, 
     hours = tokens / best.tokens_s / HOUR
     return replace(
         row,
-        stages=tuple(sum(here) for here in best.layout.places[: len(best.layout.stages)]),
+        stages=tuple(sum(here) for here in best.layout.places[:-1]),
         tokens_s=best.tokens_s,
         alone_tokens_s=best.tokens / by_itself.step_s if by_itself.way != "none" else None,
         hours=hours,

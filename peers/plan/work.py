@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from swarm.columns import columns, takes
 from swarm.compression.names import AUTO
 from swarm.config import Manifest
 from swarm.membership.part_memory import part_bytes
@@ -11,7 +13,7 @@ from swarm.membership.rules import update_of
 from swarm.models.family import ModelFamily
 from swarm.models.layout import full_vectors
 from swarm.models.loss import LOGITS_AT_ONCE
-from swarm.models.registry import family_of
+from swarm.models.registry import delinked_at, expert_interval, family_of, shares
 from swarm.models.spec import PartSpec, SplitConfig
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.planning.costs import apart_bytes, graph_bytes, palm_flops_per_token, training_flops_per_token
@@ -21,9 +23,10 @@ LOGITS_BYTES = 12
 """Of each, float32: it, its softmax, and its gradient."""
 
 
-def workload_of(manifest: Manifest) -> Workload:
-    """Return what one step of a run asks for, whatever its manifest's cut. Cost: some parts are built without weights;
-    milliseconds for our own models, a second for large foreign ones."""
+def workload_of(manifest: Manifest, kinds: Sequence[float] = ()) -> Workload:
+    """Return what one step of a run asks for, whatever its manifest's cut. Where stages have variants, there is as much
+    text of each kind or domain as ``kinds`` say, in proportion, by default of each alike. Cost: some parts are built
+    without weights; milliseconds for our own models, a second for large foreign ones."""
     model, family = manifest.model, family_of(manifest.model)
     context, hosted = model.context, manifest.split.ends == "hosted"
     body, ends = family.parts(SplitConfig(stages=1, ends="private"))
@@ -49,7 +52,20 @@ def workload_of(manifest: Manifest) -> Workload:
         copy_bytes=4.0 * full_vectors(update_of(manifest).vectors), retention_bytes=RETENTION_BYTES,
         palm_flops=palm_flops_per_token(model, context),
         causal_flops=training_flops_per_token(model, family.whole, context),
+        loads=_loads(manifest.split, kinds or (1.0,) * manifest.split.choices),
+        alike=max(1, expert_interval(model)) if shares(model) else 0,
+        shared=shares(model) and not delinked_at(model),
     )  # fmt: skip
+
+
+def _loads(split: SplitConfig, kinds: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """See :attr:`~swarm.planning.workload.Workload.loads`."""
+    if not split.variants:
+        return ()
+    return tuple(
+        tuple(sum(kind for choice, kind in enumerate(kinds) if takes(part, choice)) / sum(kinds) for part in there)
+        for there in columns(split.parts)
+    )
 
 
 def _needs(manifest: Manifest, family: ModelFamily, spec: PartSpec) -> PartNeeds:

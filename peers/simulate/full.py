@@ -13,10 +13,10 @@ import contextlib
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,7 +24,7 @@ from peers.chaos.schedule import Removal
 from peers.console.interrupt import SIGNALS
 from peers.simulate.sim_swarm import SimSwarm
 from peers.simulate.spot_market import SpotMarket
-from swarm.columns import held_columns, host_parts
+from swarm.columns import columns, columns_of, host_parts
 from swarm.device import Device
 from swarm.events import Event, HostsMoved, StepClosed, StepGivenUp
 from swarm.ids import ENDS, PartName
@@ -53,11 +53,17 @@ class FullSwarm(SimSwarm):
         places = [machine.kind for machine in case.turnover.machines]
         self._classes = _ClassOf(case.classes, tuple(places), case.trainers)
         self._costs = StepCosts(case)
-        wishes = {
+        wishes: dict[str, dict[str, int | str]] = {
             f"host-{place}": {"stage": machine.stage}
             for place, machine in enumerate(case.turnover.machines)
             if machine.stage is not None
         }
+        domains, split = [f"kind-{choice}" for choice in range(len(case.kinds))], dict[str, Any]()
+        if case.work.loads:
+            split = {"variants": tuple(map(len, case.work.loads)), "route_by": "domain", "domains": tuple(domains)}
+            brings = dealt(case.kinds, len(case.trainers))
+            wishes |= {f"trainer-{number}": {"domain": domains[choice]} for number, choice in enumerate(brings)}
+        shared = {"share": "stages", "delink_at": case.turnover.delink_at} if case.work.alike else {}
         super().__init__(
             root,
             may_fail=True,
@@ -66,11 +72,12 @@ class FullSwarm(SimSwarm):
             trainers=len(case.trainers),
             sites=wishes,
             run={"steps": case.steps, "seed": case.seed, "copies": case.work.copies},
-            model={**TINY, "layers": sum(case.stages)},
+            model={**TINY, "layers": sum(case.stages), **shared},
             split={
                 "stages": len(case.stages),
                 "layers_per_stage": case.stages,
                 "ends": "hosted" if case.work.hosted else "private",
+                **split,
             },
             batch={"microbatch_size": 1, "microbatches_per_step": case.microbatches},
             codecs={"activations": "float32", "gradients": "float32"},
@@ -83,24 +90,31 @@ class FullSwarm(SimSwarm):
         family, stages = family_of(self.manifest.model), len(case.stages)
         real = {part.name: family.cost(part, TINY["context"]).parameters for part in family.parts(self.manifest.split)}
 
-        parts = list(enumerate(self.manifest.split.parts))
-
-        def ratio(parts: Sequence[tuple[int, PartName]]) -> float:
+        def ratio(columns: Sequence[int], parts: Sequence[PartName]) -> float:
             layers = (*case.stages, 0)
-            meant = sum(case.work.part(stages, at, layers[at]).parameters for at, _ in parts)
-            return case.work.averaged_bytes * meant / max(1, FLOAT32 * sum(real.get(name, 0) for _, name in parts))
+            meant = sum(case.work.part(stages, at, layers[at]).parameters for at in columns)
+            return case.work.averaged_bytes * meant / max(1, FLOAT32 * sum(real.get(name, 0) for name in parts))
 
-        hosts = ratio(parts[:stages])
+        plain = [next(iter(there)) for there in columns(self.manifest.split.parts)]
+        hosts = ratio(range(stages), plain)
         crossing = case.rows * (case.work.activation_bytes + case.work.gradient_bytes) / 2
         return PayloadWeights(
             activations=crossing / (FLOAT32 * TINY["dim"] * TINY["context"]),
-            averages={"host-*": hosts, "spot-*": hosts, "trainer-*": ratio(parts[stages:])},
+            averages={"host-*": hosts, "spot-*": hosts, "trainer-*": ratio((stages,), (ENDS,))},
         )
 
     def _device(self, name: str) -> Device:
         one = self._classes.of(name)
         self.devices[name] = ClassedDevice(None if one is None else (one, self._costs))
         return self.devices[name]
+
+
+def dealt(kinds: Sequence[float], trainers: int) -> list[int]:
+    """Return which kind of text each of so many trainers brings, as many of each as its share, at least one."""
+    found = list(range(min(trainers, len(kinds))))
+    while len(found) < trainers:
+        found.append(max(range(len(kinds)), key=lambda kind: kinds[kind] * trainers - found.count(kind)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +168,7 @@ class ClassedDevice(SimulatedDevice):
             return part
         kind, costs = self._known
         name = PartName(part.spec.name)  # type: ignore[attr-defined]
-        (at,) = held_columns((name,)) or (costs.stages,)
+        at = next(iter(columns_of(name)), costs.stages)
         whole_s = costs.seconds(kind, at)
         if name == ENDS:
             self._stage_s = {"loss": whole_s}
@@ -197,6 +211,7 @@ class FullPlay:
         self._case = case
         self._steps: list[SimulatedStep] = []
         self._given_up = 0
+        self._held: Mapping[PartName, int] = {}
 
     def run(self) -> SimulationResult:
         """Play to the end. Raises what ends the run."""
@@ -215,7 +230,7 @@ class FullPlay:
         moves = sum(len(event.moves) for event in swarm.events(HostsMoved))
         counts = {"joins": len(market.join_seconds()), "moves": moves, "given up": self._given_up}
         more = {name: float(value) for name, value in sorted(market.counts.items())}
-        return SimulationResult("full", tuple(self._steps), ended_s, counts, more)
+        return SimulationResult("full", tuple(self._steps), ended_s, counts, self._held, more)
 
     async def _live(self, swarm: FullSwarm, market: SpotMarket) -> None:
         await swarm.open()
@@ -238,7 +253,8 @@ class FullPlay:
         now_s = market.now_s - market.began_s
         if now_s > self._case.until_s:
             return
-        held = [machine.part for machine in market.machines.values() if machine.holds]
+        held = [machine.part for machine in market.machines.values() if machine.holds and machine.part is not None]
+        self._held = {part: held.count(part) for part in host_parts(market.swarm.manifest.cut_with(held))}
         before_s = self._steps[-1].closed_s if self._steps else 0.0
         self._steps.append(
             SimulatedStep(
@@ -246,7 +262,7 @@ class FullPlay:
                 closed_s=now_s,
                 seconds=now_s - before_s,
                 peers=len(held),
-                fewest=min(map(held.count, host_parts(market.swarm.manifest.split.parts))),
+                fewest=min(self._held.values()),
                 rate=event.microbatches / (now_s - before_s),
             )
         )

@@ -21,7 +21,7 @@ from data_shards.build import build_shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.checkpoints.keeper import CheckpointKeeper
 from peers.console.words import command_to_join
-from peers.data.trainer_data import open_source
+from peers.data.trainer_data import domain_of, open_source
 from peers.foreign_model import files_here
 from peers.frozen import frozen_services, with_frozen
 from peers.home.places import FROZEN
@@ -91,16 +91,17 @@ class LocalPeer:
         manifest = self.around.manifest
         await self.endpoint.enter(manifest.run_id)
         options, around = self.settings.options, self.around
+        choice = domain_of(manifest, options.domain, self.settings.role)
         if options.data is not None:
-            source = open_source(manifest, options.data, self.endpoint.peer, options.domain)
+            source = open_source(manifest, options.data, self.endpoint.peer, choice)
             around = dataclasses.replace(around, source=source)
         if options.eval is not None:
-            rows = open_source(manifest, options.eval, self.endpoint.peer, options.domain)
+            rows = open_source(manifest, options.eval, self.endpoint.peer, choice)
             around = dataclasses.replace(around, held_out=HeldOutRows(source=rows, every=options.eval_every or 1))
         for service in frozen_services(manifest.model, around.files):
             self.endpoint.mount(service)
         self.membership = compose(
-            member_settings(self.settings),
+            member_settings(self.settings, choice=choice),
             around,
             self.endpoint.directory,
             contact=self.contact,

@@ -14,6 +14,7 @@ from typing import Any
 
 from peers.console.words import count, listed
 from peers.local.plot import Axis, line, text, ticks
+from swarm.columns import columns_of
 from swarm.planning.predict import StepForecast
 from swarm.sim.simulation import MOST_STEPS, SimulationCase, SimulationResult, quantile
 
@@ -60,6 +61,8 @@ class SimulationReport:
             "rows": case.rows,
             "microbatches": case.microbatches,
             "rebalance": case.turnover.rule,
+            "parts": [{"part": part, "load": case.turnover.load.get(part, 1.0), "hosts": hosts}
+                      for part, hosts in sorted(result.held.items(), key=lambda one: columns_of(one[0])[0])],
             "removed": sum(len(removal.places) for removal in case.trace if removal.at_s < result.ended_s),
             **self._figures(),
             "counts": {name: result.counts.get(name, 0) for name in ("joins", "moves", "given up")},
@@ -129,8 +132,18 @@ class SimulationReport:
             f" (rule {case.turnover.rule}); steps given up {counts['given up']}"
             + (f"; fewest peers at a stage when a step closed {told['fewest']}" if result.steps else "")
         )
+        yield from _variants(told["parts"])
         yield from (f"  {name}: {value:.4g}" for name, value in result.more.items())
         yield f"hash {told['hash']}"
+
+
+def _variants(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what passes each variant, and how many hosts it has; nothing where no stage has any."""
+    for one in parts:
+        if one["load"] != 1:
+            each = f", {one['load'] / one['hosts']:.1%} at each" if one["hosts"] else ""
+            hosts = count(one["hosts"], "host")
+            yield f"  {one['part']}: {one['load']:.1%} of the microbatches pass it; {hosts} at the end{each}"
 
 
 def _time(seconds: float) -> str:

@@ -31,12 +31,24 @@ from peers.chaos.scenario import TraceSection
 from peers.chaos.schedule import Removal, read_trace, spot_trace
 from peers.commands.plan import manifest_named
 from peers.console.words import another_path, command_name
-from peers.plan.peers_file import MAX_CLASSES, PeersEntry, check_names, class_of, explained, with_classes
+from peers.plan.peers_file import (
+    MAX_CLASSES,
+    Kinds,
+    PeersEntry,
+    check_each_kind,
+    check_names,
+    class_of,
+    explained,
+    with_classes,
+)
+from swarm.columns import host_parts
 from swarm.config import Manifest
 from swarm.consensus.copies import COPY_BYTES_S, MAX_COPIES
 from swarm.consensus.rebalance import RuleName
 from swarm.disk import read_named
 from swarm.errors import ConfigError
+from swarm.ids import PartName, shared_part, variant_of
+from swarm.models.registry import delinked_at
 from swarm.models.spec import even_stages
 from swarm.parsing import parse_toml
 from swarm.planning.predict import predict
@@ -89,6 +101,7 @@ class ScenarioFile(Section):
     rebalance: RuleName = "none"
     rebalance_every_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] | None = None
+    kinds: Kinds = ()
     churn: ChurnSection = ChurnSection()
     peers: Annotated[tuple[ScenarioPeers, ...], Field(min_length=1, max_length=MAX_CLASSES)]
 
@@ -161,10 +174,21 @@ def case_of(told: ScenarioFile, beside: Path, fidelity: Fidelity, seed: int) -> 
     milliseconds, a second for large foreign models. Raises ConfigError naming the key for what cannot be."""
     manifest = manifest_named(_model_at(told.model, beside))
     classes = tuple(class_of(entry, manifest.model.compute, beside) for entry in told.peers)
+    check_each_kind(told.kinds, manifest.split, beside)
     work, stages, rows = _work(told, manifest)
+    split, delink_at = manifest.split.model_copy(update={"stages": len(stages)}), delinked_at(manifest.model)
+    apart = host_parts(split.parts)
+    parts = (shared_part(len(stages)),) if work.alike else apart
+    loads = {PartName(part.name): part.load for part in work.parts(len(stages))[:-1] if work.loads}
     trainers = tuple(kind for kind, entry in enumerate(told.peers) for _ in range(entry.train))
     hosts = [kind for kind, entry in enumerate(told.peers) for _ in range(entry.count - entry.train)]
+    needed = parts if work.shared else apart
+    _check_hosts(len(hosts), needed, delink_at)
     _check(told, len(stages), len(hosts), len(trainers), fidelity)
+    if fidelity == "full" and len(trainers) < split.choices:
+        raise ConfigError("peers.train", len(trainers), f"at least {split.choices} trainers in fidelity full",
+                          f"Raise train, or {command_name()} simulate SCENARIO --fidelity journeys",
+                          why="each brings text of one kind, and all kinds are to be there")  # fmt: skip
     machines = [_machine(entry, classes[kind], kind, work, stages, rows) for kind, entry in enumerate(told.peers)]
     bare = SimulationCase(
         work=work, classes=classes, trainers=trainers, stages=stages, rows=rows,
@@ -182,7 +206,11 @@ def case_of(told: ScenarioFile, beside: Path, fidelity: Fidelity, seed: int) -> 
             machines=tuple(machines[kind] for kind in hosts),
             copies_follow=True,
             copy_s=_copy_s(work, stages, classes),
+            parts=parts,
+            load=loads,
+            delink_at=delink_at,
         ),
+        kinds=tuple(kind / sum(told.kinds) for kind in told.kinds) or (1 / split.choices,) * split.choices,
     )  # fmt: skip
     if told.hours is None:
         expected_s = StepCosts(bare).forecast(Turnover(bare.turnover)).step_s
@@ -199,26 +227,26 @@ def _model_at(model: str, beside: Path) -> str:
 def _work(told: ScenarioFile, manifest: Manifest) -> tuple[Workload, tuple[int, ...], int]:
     from peers.plan.work import workload_of  # torch: after the file is known to be right
 
-    work = workload_of(manifest)
+    work = workload_of(manifest, told.kinds)
     if told.copies is not None:
         work = replace(work, copies=told.copies)
     rows = told.rows or work.rows_asked
     if told.microbatches is not None:
         work = replace(work, rows=told.microbatches * rows)
-    if manifest.split.variants:
-        raise ConfigError("model", told.model, "a RUN.toml whose stages have no variants", "Simulate it without them.",
-                          why="the simulator has one kind of host a stage")  # fmt: skip
     stages = manifest.split.stages if told.stages is None else told.stages
     if stages > work.layers:
         remedy = "Name fewer, or a deeper model."
         raise ConfigError("stages", stages, f"at most {work.layers}, the layers of {told.model}", remedy)
+    if work.loads and stages != len(work.loads):
+        allowed = f"{len(work.loads)}, for each of which split.variants of {told.model} has a number"
+        raise ConfigError("stages", stages, allowed, "Leave it out.")
+    if work.alike and stages not in (cuts := work.cuts(range(2, work.layers + 1), work.layers + 1)):
+        allowed = f"one of {', '.join(map(str, cuts))}: stages that share their layers have as many each"
+        raise ConfigError("stages", stages, allowed, f"Correct it in the scenario, or split.stages of {told.model}.")
     return work, even_stages(work.layers, stages), rows
 
 
 def _check(told: ScenarioFile, stages: int, hosts: int, trainers: int, fidelity: Fidelity) -> None:
-    if hosts < stages:
-        remedy = "Raise count of a class, or lower stages or train."
-        raise ConfigError("peers.count", hosts, f"at least {stages} peers besides trainers, one for each stage", remedy)
     if trainers < 1:
         raise ConfigError("peers.train", 0, "at least one trainer in a class", "Add train = 1 to one of [[peers]].")
     if wrong := next((entry.stage for entry in told.peers if entry.stage is not None and entry.stage >= stages), None):
@@ -235,13 +263,23 @@ def _check(told: ScenarioFile, stages: int, hosts: int, trainers: int, fidelity:
         raise ConfigError("fidelity", fidelity, allowed, remedy)
 
 
+def _check_hosts(hosts: int, parts: Sequence[PartName], delink_at: int) -> None:
+    """Raise ConfigError where some of these parts would have nobody."""
+    if hosts >= len(parts):
+        return
+    each = "variant of a stage" if any(variant_of(part)[1] > 1 for part in parts) else "stage"
+    when = f", once they part with step {delink_at}" if delink_at else ""
+    raise ConfigError("peers.count", hosts, f"at least {len(parts)} peers besides trainers, one for each {each}{when}",
+                      "Raise count of a class, or lower stages or train.")  # fmt: skip
+
+
 def _machine(
     entry: ScenarioPeers, one: PeerClass, kind: int, work: Workload, stages: Sequence[int], rows: int
 ) -> SimMachine:
     """Return what the machines of a class do: microbatches a second of a stage as they are on average."""
     places = tuple((1,) for _ in range(2))
     layout = PartLayout(stages=(max(1, round(sum(stages) / len(stages))),), places=places, rows=rows)
-    speed = predict(work, (one,), layout).parts[0].rate
+    speed = predict(replace(work, loads=(), shared=False), (one,), layout).parts[0].rate
     largest = work.layer.times(max(stages)).parameters
     return SimMachine(kind, speed, work.copy_bytes * largest / one.down, entry.stage)
 

@@ -175,6 +175,7 @@ def _part_heading(part: Mapping[str, Any], width: int) -> Sequence[_Piece]:
     told = [f"{part['live']} live"]
     if part["participating"] is not None:
         told += [f"{part['participating']} took part", f"{part['averaged']} averaged in the last step"]
+    told += [harmless(part["said"])] if part["said"] else []
     why = "; ".join(f"{name}: {reason}" for name, reason in part["why"].items())
     name = harmless(part["part"])
     return [(name, _BOLD), "  ", fitted(", ".join(told) + (f" ({why})" if why else ""), width - cell_len(name) - 2)]

@@ -478,7 +478,7 @@ class ChangeRules:
 def _parts_of(roster: Roster, role: str) -> tuple[PartName | None, ...]:
     """Return what a peer of a role may hold, of a roster in which every part is held that nobody keeps to itself."""
     if role == "stage":
-        return tuple(part for part in (*roster.parts, *roster.paused) if part != ENDS)
+        return tuple(part for part in roster.all_parts if part != ENDS)
     return (ENDS,) if role == "trainer" and ENDS in roster.parts else (None,)
 
 

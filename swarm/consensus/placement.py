@@ -10,16 +10,35 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, StringConstraints
 
-from swarm.columns import MAX_VARIANTS, columns, host_parts
+from swarm.columns import MAX_VARIANTS, columns, host_parts, takes
 from swarm.consensus.roster import Member, Role, Roster, machines_of
 from swarm.errors import Refused
-from swarm.ids import ENDS, PartName, PeerId
+from swarm.ids import ENDS, PartName, PeerId, variant_of
 from swarm.schema import BesideField, MachineField, Message, NameField, PeerIdField, RegionField
 from swarm.security.credentials import Credential
+
+
+class Wish(NamedTuple):
+    """What a stage host asks to hold: a ``stage``, what microbatches of a ``choice`` pass, or both; neither: whatever
+    is needed most. Of a trainer the ``choice`` is that of its microbatches, where its domain says it."""
+
+    stage: int | None = None
+    choice: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != (None, None)
+
+    def among(self, parts: Sequence[PartName]) -> tuple[PartName, ...]:
+        """Return those of a model's parts that it is for, in the order of columns: by a choice alone variants only, not
+        stages that all choices pass."""
+        there, (stage, choice) = host_parts(parts, None if self.stage is None else (self.stage,)), self
+        if choice is None:
+            return there
+        return tuple(one for one in there if takes(one, choice) and (stage is not None or variant_of(one)[1] > 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +56,7 @@ class Places:
         beside: The parts that are held on its machine.
         unfit: Those that its memory does not hold.
         chosen: The part that it chose before, when it chooses again.
-        load: Of variants of the stage that the asking peer wishes for, which share of microbatches passes each.
+        load: Of variants that the asking peer wishes for, which share of microbatches passes each.
         home: Where microbatches stay in one organisation, that of the asking peer: replicas of others are none to it.
     """
 
@@ -62,12 +81,10 @@ MAX_FORESEEN = 64
 """Of so many peers that have not chosen yet it is foreseen what they choose."""
 
 
-def choose_place(
-    roster: Roster, peer: PeerId, role: Role, wish: int | None, places: Places
-) -> tuple[PartName | None, str]:
+def choose_place(roster: Roster, peer: PeerId, role: Role, wish: Wish, places: Places) -> tuple[PartName | None, str]:
     """Choose the part of a peer that joins a run in progress.
 
-    Its wish, of a stage with variants the one with the fewest replicas for its load; else a stage that is lost; else
+    Its wish, of several variants the one with the fewest replicas for its load; else a stage that is lost; else
     the one with the fewest replicas, whose loss would hurt most: without those that leave, with those on their way. Of
     several each peer takes another. Of those that choose at the same time each foresees what those before it, in the
     order of peer ids, will choose. Who chooses again leaves those out that chose the same and come after it: so two
@@ -83,12 +100,12 @@ def choose_place(
     if role != "stage":
         private = role == "trainer" and ENDS in places.parts
         return (ENDS, "every trainer holds the ends") if private else (None, f"a {role}")
-    if wish is not None:
-        if not (wished := host_parts(places.parts, (wish,))):
-            raise Refused(f"there is no stage {wish}: the run's are 0 to {len(columns(places.parts)) - 1}")
+    if wish:
+        if not (wished := wish.among(places.parts)):
+            raise Refused(f"there is no stage {wish.stage}: the run's are 0 to {len(columns(places.parts)) - 1}")
         if len(wished) == 1:
             return wished[0], "asked for"
-        places = replace(places, parts=wished)  # one of its variants
+        places = replace(places, parts=wished)
     held = Counter(member.part for member in roster.members if places.counts(roster, member.peer))
     leaves = Counter(roster[one].part for one in places.leaving if one in roster and places.counts(roster, one))
     counts = {part: 0 if part in places.lost else held[part] - leaves[part] for part in host_parts(places.parts)}
@@ -165,8 +182,9 @@ Own = Mapping[PartName, Collection[str]]
 
 
 class Candidate(Message):
-    """A peer that asks to be in the first roster; ``stage`` is its wish, if it has one, ``unfit`` are the stages that
-    its memory does not hold; ``credential`` what admits it, where one must be admitted."""
+    """A peer that asks to be in the first roster; ``stage`` and ``choice`` are its wish, of a trainer that of its
+    microbatches; ``unfit`` are the stages that its memory does not hold; ``credential`` what admits it, where one must
+    be admitted."""
 
     peer: PeerIdField
     role: Role
@@ -178,7 +196,7 @@ class Candidate(Message):
     beside: BesideField = ()
     machine: MachineField = ""
     unfit: tuple[Annotated[int, Field(ge=0, lt=512)], ...] = ()
-    choice: Annotated[int, Field(ge=0, lt=MAX_VARIANTS)] = 0
+    choice: Annotated[int, Field(ge=0, lt=MAX_VARIANTS)] | None = None
     credential: Credential | None = None
 
     def fitting(self, parts: Sequence[PartName], own: Own = MappingProxyType({})) -> list[PartName]:
@@ -277,7 +295,8 @@ def _placed(
 
     for host in hosts if wishes else ():
         unplaced = len(hosts) - len(places) - 1
-        wished = host_parts(fits[host.peer], () if host.stage is None else (host.stage,))
+        asked = Wish(host.stage, host.choice)
+        wished = asked.among(fits[host.peer]) if asked else ()
         for wish in sorted(wished, key=lambda part: replicas[part])[:1]:
             if unplaced >= sum(not count for part, count in replicas.items() if part != wish):
                 place(host, wish, "asked for")
@@ -318,13 +337,15 @@ def holding(roster: Roster, parts: Sequence[PartName]) -> Roster:
 
 
 def _candidate(member: Member) -> Candidate:
-    return Candidate(stage=None, **{name: getattr(member, name) for name in COMMON})
+    choice = member.choice if member.role == "trainer" else None
+    return Candidate(stage=None, choice=choice, **{name: getattr(member, name) for name in COMMON})
 
 
-COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside", "machine", "choice")
+COMMON = ("peer", "role", "name", "addresses", "region", "outgoing", "beside", "machine")
 """What a candidate says of itself that the roster says, too."""
 
 
 def _member(candidate: Candidate, places: Mapping[str, PartName], ends: PartName | None) -> Member:
     part = ends if candidate.role == "trainer" else places.get(candidate.peer)
-    return Member(part=part, **{name: getattr(candidate, name) for name in COMMON})
+    choice = candidate.choice or 0 if candidate.role == "trainer" else 0
+    return Member(part=part, choice=choice, **{name: getattr(candidate, name) for name in COMMON})

@@ -146,6 +146,11 @@ class Roster:
         """Return those of them that nobody holds now. The run goes on without; their owner has their state."""
         return tuple(PartName(part) for part in self.owners if part not in self._by_part)
 
+    @property
+    def all_parts(self) -> tuple[PartName, ...]:
+        """Return every part that somebody holds, and those that are paused."""
+        return (*self.parts, *self.paused)
+
     def whole(self, peer: str, out: Container[str] = ()) -> bool:
         """Return whether the microbatches of this trainer have a way without those that are ``out``: always, where they
         may pass anybody, for then a part that nobody holds is lost to all."""

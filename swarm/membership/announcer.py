@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Literal
 
-from swarm.columns import held_columns, host_parts
+from swarm.columns import held_columns
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.membership.memory import unfit_parts
 from swarm.membership.part_memory import MORE_MEMORY
@@ -48,7 +48,7 @@ class Announcer:
         return PeerRecord(
             role=settings.role,
             name=settings.name,
-            stage=settings.stage,
+            stage=settings.wish.stage,
             part=situation.part,
             addresses=self._endpoint.addresses[:8],
             incarnation=self._incarnation,
@@ -59,7 +59,7 @@ class Announcer:
             beside=settings.beside,
             machine=settings.machine,
             unfit=bits_of(self._unfit) if situation.phase not in waiting else "",
-            choice=self._around.choice,
+            choice=settings.wish.choice,
             credential=self._around.credential,
         )
 
@@ -82,11 +82,10 @@ class Announcer:
         if settings.role != "stage":
             return
         parts = self._around.manifest.parts
-        unfit = await asyncio.to_thread(unfit_parts, self._around, parts, settings.role, settings.stage)
+        unfit = await asyncio.to_thread(unfit_parts, self._around, parts, settings)
         self._unfit = held_columns(unfit)
-        wished = None if settings.stage is None else (settings.stage,)
-        if len(unfit) >= max(1, len(host_parts(parts, wished))):
-            none = "no stage fits: " if settings.stage is None else ""
+        if len(unfit) >= max(1, len(settings.wish.among(parts))):
+            none = "" if settings.wish else "no stage fits: "
             raise RunEnded(none + next(iter(unfit.values())), Ending.MISUSED, remedy=MORE_MEMORY)
 
     async def gone(self) -> None:

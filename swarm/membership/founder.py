@@ -44,7 +44,7 @@ replaced by the next who waits."""
 
 SILENT_S = 30.0
 """Who has asked for no frozen weights for so long fetches none."""
-SAID = ("role", "name", "stage", "addresses", "region", "outgoing", "beside", "machine", "credential", "choice")
+SAID = ("role", "name", "stage", "addresses", "region", "outgoing", "beside", "machine", "choice", "credential")
 """What a record in the directory says of a candidate."""
 
 

@@ -403,21 +403,21 @@ class Joining:
         also after an answer of who was itself started anew, and knows of no open step."""
         around, step = self._around, head.step + 1
         self._check_place(head)
-        me = around.endpoint.peer
+        me, settings = around.endpoint.peer, self._run.settings
         if self._run.exit.asked:  # what was asked before has been decided: no record names us
             raise RunEnded("this peer left before it took part", self._run.exit.ending)
         member = Listed(
             peer=me,
-            role=self._run.settings.role,
-            name=self._run.settings.name,
+            role=settings.role,
+            name=settings.name,
             part=self._run.situation.part,
             addresses=around.endpoint.addresses[:8],
             incarnation=around.watch.incarnation,
-            region=self._run.settings.region,
-            outgoing=only_calls(self._run.settings, around.endpoint.addresses),
-            beside=self._run.settings.beside,
-            machine=self._run.settings.machine,
-            choice=around.choice,
+            region=settings.region,
+            outgoing=only_calls(settings, around.endpoint.addresses),
+            beside=settings.beside,
+            machine=settings.machine,
+            choice=(settings.wish.choice or 0) if settings.role == "trainer" else 0,
         )
         state = await self._state.digest() if member.part in head.members.paused else None
         signed = admission_bytes(around.manifest.run_id, step, head.hash(), member, state)

@@ -13,7 +13,6 @@ from typing import get_args
 
 from torch import Tensor
 
-from swarm.columns import host_parts
 from swarm.consensus.copies import copies_of
 from swarm.device import allocated_memory, resident_memory
 from swarm.ids import ENDS, PartName
@@ -24,6 +23,7 @@ from swarm.membership.part_memory import MemoryContext, lacking_memory, part_byt
 from swarm.membership.roles import Role
 from swarm.membership.rules import spec_of, update_of
 from swarm.membership.run import RunContext
+from swarm.membership.settings import MemberSettings
 from swarm.membership.status_types import MemoryReport
 from swarm.models.layout import full_vectors
 from swarm.models.spec import PartSpec
@@ -130,13 +130,13 @@ def lacking_to_move(around: MemoryContext, held: TrainedPart, name: PartName, of
     return lacking_memory(around, name, here=copied + on_host + of_the_step - stays, here_apart=apart)
 
 
-def unfit_parts(around: MemoryContext, there: Sequence[PartName], role: str, stage: int | None) -> dict[PartName, str]:
-    """Return the parts of these that a peer of this role might take (``stage``: this one alone) and whose training its
-    memory does not hold, each with the reason. Blocking: some milliseconds a part."""
+def unfit_parts(around: MemoryContext, there: Sequence[PartName], settings: MemberSettings) -> dict[PartName, str]:
+    """Return the parts of these that a peer might take, by its role and its wish, and whose training its memory does
+    not hold, each with the reason. Blocking: some milliseconds a part."""
     parts: Iterable[PartName] = ()
-    if role == "stage":
-        parts = host_parts(there, None if stage is None else (stage,))
-    elif role == "trainer":
+    if settings.role == "stage":
+        parts = settings.wish.among(there)
+    elif settings.role == "trainer":
         parts = set(there) & {ENDS}
     reasons = {part: lacking_memory(around, part) for part in parts}
     return {part: reason for part, reason in reasons.items() if reason}

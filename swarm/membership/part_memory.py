@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Literal, Protocol
 
+from swarm.columns import columns_of
 from swarm.config import Manifest
 from swarm.consensus.roster import Roster
 from swarm.device import Device
@@ -106,9 +107,10 @@ class GraphMemory:
 
     def __init__(self, around: MemoryContext, part: TrainedPart, choice: Checkpointing, *, journeys: int) -> None:
         manifest, device = around.manifest, around.device.torch_device
-        self._part, self._microbatches, self._on = part, manifest.step_microbatches, False
+        times = len(columns_of(part.spec.name))  # so often a microbatch passes what stages share
+        self._part, self._microbatches, self._on = part, times * manifest.step_microbatches, False
         self._choice, self._under_way = choice, 1
-        self._of_a_trainer = journeys
+        self._usual, self._most = times * min(USUAL_IN_FLIGHT, journeys), times * journeys
         rows = manifest.batch.microbatch_size
         self._graph = graph_bytes(manifest.model, part.spec, rows)
         self._thrifty = graph_bytes(manifest.model, part.spec, rows, checkpointing=True)
@@ -138,7 +140,7 @@ class GraphMemory:
         name, before = self._part.spec.name, self._on
         usual, most = (
             graphs_under_way(self._microbatches, len(roster.replicas(name)), each * len(roster.trainers))
-            for each in (min(USUAL_IN_FLIGHT, self._of_a_trainer), self._of_a_trainer)
+            for each in (self._usual, self._most)
         )
         if self._part.spec.head:  # its backward follows each forward at once
             usual = most = 1

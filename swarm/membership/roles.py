@@ -101,12 +101,6 @@ class PeerContext:
         return None if self.admission is None else self.admission.gate
 
     @property
-    def choice(self) -> int:
-        """Return that of a trainer's microbatches, where its domain says which variants they pass; else 0."""
-        by_domain = self.source is not None and self.manifest.split.route_by == "domain"
-        return min(self.source.choices) if self.source is not None and by_domain else 0
-
-    @property
     def credential(self) -> Credential | None:
         """Return what admits this peer; None where nothing has to."""
         return None if self.gate is None else self.gate.credential

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from swarm.consensus.placement import Wish
 from swarm.ids import PeerId
 
 
@@ -16,7 +17,7 @@ class MemberSettings:
     Attributes:
         role: What it does beside being a member.
         name: What people call it.
-        stage: The stage that a host wants to hold; None: wherever it is needed most.
+        wish: What a host wants to hold, and what passes it; of a trainer which microbatches it brings.
         region: Where it is; "" for nowhere in particular.
         dial_out_only: Others shall not have to call it for averaging, where the run leaves them the choice.
         beside: The peers with which it was started on this machine, by the ends of their ids.
@@ -33,7 +34,7 @@ class MemberSettings:
 
     role: Literal["bootstrap", "stage", "trainer"]
     name: str
-    stage: int | None = None
+    wish: Wish = Wish()
     region: str = ""
     dial_out_only: bool = False
     beside: tuple[str, ...] = ()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from swarm.columns import count_passed
 from swarm.consensus.records import CloseRecord
 from swarm.events import DiskRefused, DiskTook, Draining, EventSink, PartAssigned, Reachability, Waiting
 from swarm.ids import PartName
@@ -32,7 +33,8 @@ class PeerStatus:
     newest closed step, the last unknown for one that was open before this peer took part; ``codecs`` are those of
     boundaries in the open step, where records name them; ``early`` are the shares of the newest steps' microbatches
     that were fed early, the newest last; ``capacities`` what each stage can take by the newest record, microbatches a
-    second; ``device_use`` what this peer's device computed of the newest step that it saw whole; ``averaging`` says who
+    second; ``passed`` how many of its microbatches each variant was passed by, ``committed`` how many it has;
+    ``device_use`` what this peer's device computed of the newest step that it saw whole; ``averaging`` says who
     was in the averaging of each of its parts, and ``unfed`` of which trainers the run takes nothing until which step;
     ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
     ``mixed_alone`` how often nobody was there to do so with; ``memory`` counts what its memory holds when it is asked
@@ -55,6 +57,8 @@ class PeerStatus:
     codecs: tuple[tuple[str, str], ...] = ()
     early: tuple[float, ...] = ()
     capacities: tuple[float, ...] = ()
+    passed: Mapping[PartName, int] = field(default_factory=dict)
+    committed: int = 0
     device_use: DeviceUse | None = None
     averaging: tuple[PartTurnout, ...] = ()
     unfed: tuple[tuple[str, int], ...] = ()
@@ -124,6 +128,8 @@ class PeerStatus:
         microbatches have so many tokens ``computed``."""
         self.step, self.codecs = record.step, record.codecs
         if record.committed:
+            self.passed = count_passed(record.members.all_parts, record.committed)
+            self.committed = len(record.committed)
             share = sum(one.early for one in record.committed) / len(record.committed)
             self.early = (*self.early, share)[-STEPS_SHOWN:]
             self.loss = record.loss

@@ -33,6 +33,18 @@ class DeviceUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VariantReport:
+    """One variant of a stage: the domains, or ``kinds`` of text, that it is for, how many ``hosts`` hold it, and how
+    many of the newest step's microbatches ``passed`` it, ``of`` all."""
+
+    part: str
+    kinds: tuple[str, ...]
+    hosts: int
+    passed: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartTurnout:
     """How many replicas of a part were live when ``step`` closed, took part in its averaging, and have something in the
     result. ``why`` says by name why others have not, and who was lost; ``alone``: there was nobody to average with."""

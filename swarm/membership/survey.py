@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from swarm.clock import Clock
 from swarm.columns import host_parts, loads
-from swarm.consensus.placement import Places, choose_place
+from swarm.consensus.placement import Places, Wish, choose_place
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster, can_be_called
 from swarm.errors import Advice, Ending, PeerError, Refused, RunEnded, Unadmitted
@@ -147,11 +147,11 @@ class Survey:
         is ``lost`` see :meth:`lost`. Raises RunEnded when the run has no such place, or none that fits."""
         parts = self._own_parts(head)
         settings, me = self._run.settings, self._endpoint.peer
-        free = settings.role == "stage" and settings.stage is None
+        free = settings.role == "stage" and not settings.wish
         leaving, arriving = await asyncio.gather(self._leaving(head.members), self._arriving()) if free else ((), {})
         home = self._home(head.members, me, self._around.credential)
         arriving = {p: one for p, one in arriving.items() if self._home(head.members, p, one.credential) == home}
-        unfit = await asyncio.to_thread(unfit_parts, self._around, parts, settings.role, settings.stage)
+        unfit = await asyncio.to_thread(unfit_parts, self._around, parts, settings)
         places = Places(
             parts=parts,
             lost={*lost, *(part for at, part in self._lacking if at == home)},
@@ -162,11 +162,11 @@ class Survey:
             beside=head.members.parts_beside(me, settings.beside),
             unfit=unfit,
             chosen=self._run.situation.part,
-            load={} if settings.stage is None else loads(parts, head.passed),
+            load=loads(parts, head.passed) if settings.wish else {},
             home=home,
         )
         try:
-            part, reason = choose_place(head.members, me, settings.role, settings.stage, places)
+            part, reason = choose_place(head.members, me, settings.role, settings.wish, places)
         except Refused as refused:
             raise RunEnded(refused.reason, Ending.MISUSED) from refused
         if part in unfit:
@@ -178,20 +178,19 @@ class Survey:
 
     def _own_parts(self, head: CloseRecord) -> tuple[PartName, ...]:
         """Return the run's parts without those that another organisation keeps to itself. Raises RunEnded where none is
-        left of the stage that is wished for."""
-        parts, wish = self._around.manifest.cut_with(head.members.parts), self._run.settings.stage
-        found, refused = list[PartName](), ""
+        left of those that a host wishes for."""
+        parts, settings = self._around.manifest.cut_with(head.members.parts), self._run.settings
+        wish = settings.wish if settings.role == "stage" else Wish()
+        kept = dict[PartName, str]()
         for part in parts:
             try:
                 if head.admissions is not None:
                     head.admissions.check_own(part, self._endpoint.peer, self._around.credential)
-                found.append(part)
-            except Refused as kept:
-                refused = kept.reason
-        wished = (wish,) if wish is not None else None
-        if refused and host_parts(parts, wished) and not host_parts(found, wished):
-            raise RunEnded(refused, Ending.MISUSED, remedy=Advice.NEW_GRANT)
-        return tuple(found)
+            except Refused as refused:
+                kept[part] = refused.reason
+        if (wished := wish.among(parts)) and kept.keys() >= set(wished):
+            raise RunEnded(kept[wished[0]], Ending.MISUSED, remedy=Advice.NEW_GRANT)
+        return tuple(part for part in parts if part not in kept)
 
     @staticmethod
     def _home(roster: Roster, peer: PeerId, credential: Credential | None) -> str | None:
@@ -249,5 +248,5 @@ def _heads_for(record: PeerRecord, parts: Sequence[PartName]) -> PartName | None
     """The part that a waiting peer has chosen, else that of its wish, where this is one."""
     if record.part is not None:
         return PartName(record.part)
-    wished = () if record.stage is None else host_parts(parts, (record.stage,))
+    wished = Wish(record.stage, record.choice).among(parts)
     return wished[0] if len(wished) == 1 else None

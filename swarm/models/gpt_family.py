@@ -178,6 +178,7 @@ _STYLES = {
     "blocks.*.feed_forward.gate": COLUMNS,
     "blocks.*.feed_forward.up": COLUMNS,
     "blocks.*.feed_forward.down": ROWS,
+    "blocks.*.feed_forward.experts": "moe_tp_experts",
 }
 
 # --- a Llama's names -------------------------------------------------------------------------------------------------

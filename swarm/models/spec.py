@@ -102,13 +102,17 @@ class SplitConfig(Section):
         """Return how many ways there are for a microbatch, by its text or its trainer's domain."""
         return len(self.domains or self.centres) or 1
 
+    def passing(self, part: PartName) -> tuple[str, ...]:
+        """Return the domains, or the kinds of text by number, whose microbatches pass a variant of a stage; of a part
+        that all pass none."""
+        names = self.domains or tuple(f"kind {number}" for number in range(len(self.centres)))
+        return tuple(n for choice, n in enumerate(names) if takes(part, choice)) if variant_of(part)[1] > 1 else ()
+
     @property
     def owners(self) -> dict[PartName, str]:
         """Return the organisation of each variant that one keeps to itself: all that pass it are of its domains."""
-        names = [self.own.get(name, "") for name in self.domains]
-        passing = {part: {org for at, org in enumerate(names) if takes(part, at)} for part in self.parts}
-        several = (part for part in self.parts if variant_of(part)[1] > 1)
-        return {part: org for part in several if len(passing[part]) == 1 and (org := min(passing[part]))}
+        found = {part: {self.own.get(name, "") for name in self.passing(part)} for part in self.parts}
+        return {part: org for part, each in found.items() if len(each) == 1 and (org := min(each))}
 
     @property
     def own_routes(self) -> bool:

@@ -4,8 +4,11 @@ across devices of one peer. Pure."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from swarm.planning.predict import BACKWARD, PROCESS_BYTES, UPDATE_S, StepForecast
 from swarm.planning.workload import PeerClass, Workload
@@ -41,11 +44,11 @@ class AloneForecast:
 
 
 def alone(work: Workload, one: PeerClass, plan: StepForecast) -> AloneForecast:
-    """Forecast a step of one machine of a class that does all of it, and exchanges nothing."""
-    tokens, whole = work.rows * work.context, work.whole
-    compute_s = BACKWARD * tokens * whole.flops / one.flops + UPDATE_S * whole.parameters
+    """Forecast a step of one machine of a class that does all of it, all variants included, and exchanges nothing."""
+    tokens, path, whole = work.rows * work.context, work.whole, reduce(add, (part.needs for part in plan.parts))
+    compute_s = BACKWARD * tokens * path.flops / one.flops + UPDATE_S * whole.parameters
     count, rows = plan.microbatches, plan.layout.rows
-    graph = rows * max(whole.thrifty, work.layer.graph)  # checkpointing, one microbatch at a time
+    graph = rows * max(path.thrifty, work.layer.graph)  # checkpointing, one microbatch at a time
     host = one.memory if one.host_memory is None else one.host_memory
     fits_host = whole.held + PROCESS_BYTES + (graph if one.host_memory is None else 0) <= host
     fits_device = one.host_memory is None or whole.apart + graph <= one.memory
@@ -120,8 +123,8 @@ class TensorForecast:
 def tensors(work: Workload, classes: Sequence[PeerClass], plan: StepForecast) -> TensorForecast | None:
     """Reckon with :data:`DEVICES` such devices in place of each one at the slowest stage, on one machine; None where
     that stage computes on no device apart from its host."""
-    stages, again, rows = len(plan.layout.stages), plan.layout.recompute, plan.layout.rows
-    at = min(range(stages), key=lambda at: plan.parts[at].rate)
+    again, rows = plan.layout.recompute, plan.layout.rows
+    at = min(range(len(plan.parts) - 1), key=lambda at: plan.parts[at].rate)  # the last one is what trainers hold
     apart = [
         one
         for one, number in zip(classes, plan.layout.places[at], strict=True)
@@ -135,6 +138,35 @@ def tensors(work: Workload, classes: Sequence[PeerClass], plan: StepForecast) ->
     between_s = crossing / HOST_LINK
     return TensorForecast(stage=part.name, layers=part.layers, whole_s=whole_s,
                           tensor_s=whole_s / DEVICES + between_s, between_s=between_s)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesForecast:
+    """What all links carry in a step, beside what they would if each stage had one part and the same hosts."""
+
+    step_bytes: float
+    plain_bytes: float
+
+    @property
+    def over_plain(self) -> float:
+        """Return how many times as much it is."""
+        return self.step_bytes / self.plain_bytes
+
+
+def carried(work: Workload, plan: StepForecast) -> BytesForecast:
+    """Reckon with what crosses boundaries, which is the same whatever variants and sharing there are, and with what
+    replicas of a part send each other in averaging."""
+    stages = len(plan.layout.stages)
+    crossing = work.rows * (work.activation_bytes + work.gradient_bytes) * (stages - 1 if work.hosted else stages + 1)
+    each, averaged = 2 * work.averaged_bytes, 0.0
+    hosts, sizes = Counter[int](), dict[int, float]()
+    for part, here in zip(plan.parts, map(sum, plan.layout.places), strict=True):
+        averaged += each * part.needs.parameters * max(0, here - 1)
+        hosts[part.stage] += here
+        sizes[part.stage] = part.needs.parameters
+    groups = {stage: stages if work.shared and stage < stages else 1 for stage in hosts}
+    plain = sum(each * sizes[stage] * max(0, hosts[stage] - groups[stage]) for stage in hosts)
+    return BytesForecast(step_bytes=crossing + averaged, plain_bytes=crossing + plain)
 
 
 def used_classes(classes: Sequence[PeerClass], plan: StepForecast) -> list[tuple[PeerClass, int]]:

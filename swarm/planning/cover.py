@@ -27,7 +27,8 @@ States = dict[int, dict[Counts, Chosen]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverCase:
     """Layouts with so many ``stages`` and ``rows`` of a microbatch; ``again``: activations are computed again. Private
-    ends alone, or one stage: hosted ones make the first and the last stage unlike the others."""
+    ends alone, or one stage: hosted ones make the first and the last stage unlike the others. Nor are there variants,
+    or stages that must have as many layers."""
 
     work: Workload
     classes: Sequence[PeerClass]
@@ -55,7 +56,7 @@ def fastest_cover(case: CoverCase) -> PartLayout | None:
     Bisects on the pace. Whether a pace can be had follows from what is left of each class after the first stages, of
     which only what is not worse than another is kept (Pareto): few states where classes are few.
     """
-    if case.work.hosted and case.stages > 1:
+    if (case.work.hosted and case.stages > 1) or case.work.loads or case.work.alike:
         return None
     each = case.seconds(0, 1)
     slow, fast = 0.0, sum(one.count / seconds for one, seconds in zip(case.classes, each, strict=True))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.planning.costs import GRAPH_SHARE, USUAL_IN_FLIGHT, graphs_under_way
-from swarm.planning.workload import PartLayout, PartNeeds, PeerClass, Workload
+from swarm.planning.workload import PartLayout, PartLoad, PartNeeds, PeerClass, Workload
 
 BACKWARD = 3
 """Forward and backward over a forward (Kaplan et al., arXiv 2001.08361, §2.1); one more where it is computed again."""
@@ -48,11 +48,14 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartForecast:
-    """One part: what a replica holds, and microbatches a second of all of them. ``rate`` counts for each replica the
-    slower of computing and carrying; ``compute_rate`` and ``link_rate`` each alone."""
+    """One part: what a replica holds, and how many of the run's microbatches a second all of them serve, of which
+    ``load`` pass the part. ``rate`` counts for each replica the slower of computing and carrying; ``compute_rate`` and
+    ``link_rate`` each alone."""
 
     name: str
+    stage: int
     layers: int
+    load: float
     needs: PartNeeds
     memory: MemoryNeed
     compute_rate: float
@@ -109,14 +112,14 @@ class StepForecast:
 def predict(work: Workload, classes: Sequence[PeerClass], layout: PartLayout) -> StepForecast:
     """Predict one layout. It need not be usable: see :attr:`StepForecast.problems`. Cost: some ten microseconds for
     each part and class of peers."""
-    stages, count = len(layout.stages), math.ceil(work.rows / layout.rows)
+    count = math.ceil(work.rows / layout.rows)
     step = _StepShape(work, tuple(classes), layout, count)
-    parts = tuple(step.part(index) for index in range(stages + 1))
+    parts = tuple(step.part(index) for index in range(len(layout.places)))
     journey_s = step.journey_s
     more = tuple(step.more_limits(journey_s))
     limits = sorted([*_limits(parts), *more], key=lambda limit: limit.rate)
     rate = max(1e-12, min([part.rate for part in parts] + [limit.rate for limit in more]))
-    feeding_s = max(count / rate, *(step.busy_s(index) for index in range(stages + 1)))
+    feeding_s = max(count / rate, *(step.busy_s(index) for index in range(len(parts))))
     update_s = UPDATE_S * max(part.needs.parameters for part in parts)
     round_trip_s = max((one.round_trip_s for one, used in zip(classes, step.used, strict=True) if used), default=0.0)
     return StepForecast(
@@ -152,8 +155,8 @@ class _StepShape:
     def __init__(self, work: Workload, classes: tuple[PeerClass, ...], layout: PartLayout, count: int) -> None:
         self._work, self._classes, self._layout, self._count = work, classes, layout, count
         self._stages = len(layout.stages)
-        self._needs = [work.part(self._stages, at, at < self._stages and layout.stages[at] or 0)
-                       for at in range(self._stages + 1)]  # fmt: skip
+        self._parts = work.parts(self._stages)
+        self._needs = [work.part(self._stages, one.stage, layers_of(layout, one)) for one in self._parts]
         self._seconds = [
             [self._of_class(at, one) if placed else (0.0, 0.0) for one, placed in zip(classes, here, strict=True)]
             for at, here in enumerate(layout.places)
@@ -161,8 +164,8 @@ class _StepShape:
         self.used = [sum(column) for column in zip(*layout.places, strict=True)]
 
     def _of_class(self, at: int, one: PeerClass) -> tuple[float, float]:
-        again = self._layout.recompute and at < self._stages
-        crossing = self._work.crossing(self._stages, at)
+        stage = self._parts[at].stage
+        again, crossing = self._layout.recompute and stage < self._stages, self._work.crossing(self._stages, stage)
         return replica_seconds(self._work, self._needs[at], one, crossing, rows=self._layout.rows, again=again)
 
     def part(self, at: int) -> PartForecast:
@@ -170,22 +173,24 @@ class _StepShape:
         here, replicas = self._layout.places[at], sum(self._layout.places[at])
         placed = [(number, *self._seconds[at][kind]) for kind, number in enumerate(here) if number]
         slowest = min((self._classes[kind].slower_way for kind, number in enumerate(here) if number), default=1.0)
-        crossing = 2 * self._work.averaged_bytes * self._needs[at].parameters
+        crossing, part = 2 * self._work.averaged_bytes * self._needs[at].parameters, self._parts[at]
         return PartForecast(
-            name=f"stage-{at}" if at < self._stages else "trainers",
-            layers=self._layout.stages[at] if at < self._stages else 0,
+            name=part.name,
+            stage=part.stage,
+            layers=layers_of(self._layout, part),
+            load=part.load,
             needs=self._needs[at],
             memory=part_memory(self._work, self._layout, at),
-            compute_rate=sum(number / compute for number, compute, _ in placed),
-            link_rate=sum(number / max(link, 1e-12) for number, _, link in placed),
-            rate=sum(number / max(compute, link) for number, compute, link in placed),
+            compute_rate=sum(number / compute for number, compute, _ in placed) / part.load,
+            link_rate=sum(number / max(link, 1e-12) for number, _, link in placed) / part.load,
+            rate=sum(number / max(compute, link) for number, compute, link in placed) / part.load,
             averaging_s=crossing * (replicas - 1) / replicas / slowest if replicas else 0.0,
         )
 
     def busy_s(self, at: int) -> float:
         """Seconds in which a part's replicas get a step's microbatches done, each of which one does as a whole."""
         each = [(number, max(self._seconds[at][kind])) for kind, number in enumerate(self._layout.places[at]) if number]
-        return whole_microbatches_s(self._count, each) if each else math.inf
+        return whole_microbatches_s(passing(self._count, self._parts[at].load), each) if each else math.inf
 
     def filling_s(self, parts: Sequence[PartForecast]) -> float:
         """Seconds for which the slowest part has nothing to do at a step's two ends.
@@ -198,13 +203,14 @@ class _StepShape:
         if not part.rate:
             return 0.0
         if carries:
-            return max(0.0, self.journey_s - replicas / part.rate)
+            return max(0.0, self.journey_s - replicas / (part.rate * part.load))
         again = self._layout.recompute
         hop_s = self._mean(lambda kind, compute, link: (link + self._classes[kind].round_trip_s) / 2)
         forward_s = self._mean(lambda kind, compute, link: compute)
         forward_s = [one / (BACKWARD + again) for one in forward_s[:-1]] + forward_s[-1:]
         own_s = forward_s[parts.index(part)]
-        return max(0.0, sum(forward_s) + sum(hop_s) + hop_s[-1] - own_s)
+        way_s = sum(one.load * (forward_s[at] + hop_s[at]) for at, one in enumerate(parts))
+        return max(0.0, way_s + hop_s[-1] - own_s)
 
     def _mean(self, seconds: Callable[[int, float, float], float]) -> list[float]:
         """By part, over its replicas."""
@@ -217,7 +223,8 @@ class _StepShape:
     @property
     def journey_s(self) -> float:
         """Seconds of one microbatch that meets no other: computing, carrying, and half a round trip at every hop."""
-        return sum(self._mean(lambda kind, compute, link: compute + link + self._classes[kind].round_trip_s))
+        each = self._mean(lambda kind, compute, link: compute + link + self._classes[kind].round_trip_s)
+        return sum(part.load * seconds for part, seconds in zip(self._parts, each, strict=True))
 
     def more_limits(self, journey_s: float) -> Iterable[PaceLimit]:
         """Yield what limits the pace beside the parts."""
@@ -228,7 +235,7 @@ class _StepShape:
             if one.together_flops is not None and self.used[kind]:
                 busy = 0.0
                 for at, here in enumerate(self._layout.places):
-                    share = here[kind] / max(1, sum(here))
+                    share = self._parts[at].load * here[kind] / max(1, sum(here))
                     busy += share * self._seconds[at][kind][0] * one.flops / one.together_flops
                 if busy:
                     yield PaceLimit(f"the processors that {one.name} share", 1 / busy)
@@ -261,30 +268,42 @@ class _StepShape:
         return tuple(chances)
 
 
+def layers_of(layout: PartLayout, part: PartLoad) -> int:
+    """Return how many layers a part has in a layout; none of what trainers hold."""
+    return layout.stages[part.stage] if part.stage < len(layout.stages) else 0
+
+
+def passing(microbatches: int, load: float) -> int:
+    """Return how many of a step's microbatches pass a part with this load."""
+    return math.ceil(microbatches * load - 1e-9)
+
+
 def part_memory(work: Workload, layout: PartLayout, at: int) -> MemoryNeed:
     """Return what one replica of a part takes, the product's own rules for graphs and payloads applied
     (``swarm/membership/roles.py``, ``memory.py``)."""
     stages, replicas, trainers = len(layout.stages), max(1, sum(layout.places[at])), max(1, layout.trainers)
-    count = math.ceil(work.rows / layout.rows)
-    needs = work.part(stages, at, layout.stages[at] if at < stages else 0)
-    crossing = layout.rows * work.crossing(stages, at)
+    parts, times = work.parts(stages), math.ceil(work.parts(stages)[at].load)  # text may be all of one variant
+    stage, count = parts[at].stage, times * math.ceil(work.rows / layout.rows)
+    needs = work.part(stages, stage, layers_of(layout, parts[at]))
+    crossing = layout.rows * work.crossing(stages, stage)
     logits = min(layout.rows * work.logits_bytes, work.most_logits_bytes)
-    if at == stages:
+    if stage == stages:
         graphs = 0 if work.hosted else min(count, work.in_flight(layout.rows))
         each, one_layer = layout.rows * needs.graph, 0.0 if work.hosted else logits
         copies = 0.0
     else:
-        graphs = graphs_under_way(count, replicas, min(USUAL_IN_FLIGHT, work.in_flight(layout.rows)) * trainers)
+        in_flight = times * min(USUAL_IN_FLIGHT, work.in_flight(layout.rows)) * trainers
+        graphs = graphs_under_way(count, replicas, in_flight)
         each = layout.rows * (needs.thrifty if layout.recompute else needs.graph)
         one_layer = layout.rows * work.layer.graph * 2  # of a backward: what it computes again, and its gradients
         hosts = max(1, layout.peers - layout.trainers)
-        duties = 0 if stages == 1 else math.ceil(work.copies * stages / hosts)
-        others = max((layers for other, layers in enumerate(layout.stages) if other != at), default=0)
-        copies = duties * work.copy_bytes * work.part(stages, min(at, 1), others).parameters if duties else 0.0
-        if work.hosted and (at == stages - 1):
+        duties = 0 if len(parts) == 2 else math.ceil(work.copies * (len(parts) - 1) / hosts)
+        others = max((layers_of(layout, one) for one in parts[:-1] if one is not parts[at]), default=0)
+        copies = duties * work.copy_bytes * work.part(stages, min(stage, 1), others).parameters if duties else 0.0
+        if work.hosted and (stage == stages - 1):
             one_layer += logits
     share = min(count, math.ceil(count / replicas) + trainers - 1)
-    payloads = min(work.retention_bytes, share * crossing) if at < stages or not work.hosted else 0.0
+    payloads = min(work.retention_bytes, share * crossing) if stage < stages or not work.hosted else 0.0
     device = needs.apart + graphs * each + one_layer
     return MemoryNeed(state=needs.held + one_layer, graphs=graphs, graph_bytes=each, payloads=payloads, copies=copies,
                       device=device)  # fmt: skip

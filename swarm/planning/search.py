@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from swarm.models.spec import even_stages
 from swarm.planning.cover import CoverCase, fastest_cover
-from swarm.planning.predict import StepForecast, lacking, part_memory, predict, replica_seconds
+from swarm.planning.predict import StepForecast, lacking, layers_of, part_memory, predict, replica_seconds
 from swarm.planning.workload import PartLayout, PeerClass, Workload
 
 SMALL_CLASSES, SMALL_COUNT, SMALL_LAYERS = 3, 8, 16
@@ -62,7 +62,7 @@ def search(
     Cost: seconds for a hundred peers.
     """
     peers = sum(one.count for one in classes)
-    numbers = [n for n in (stages or range(1, work.layers + 1)) if n <= min(work.layers, peers - 1)]
+    numbers = work.cuts(stages or range(1, work.layers + 1), peers)
     choices = [CutChoice(*one) for one in itertools.product(numbers, rows or row_choices(work), (False, True))]
     dense, alone = (_begun(work, classes, choices, sparse=sparse, told=told) for sparse in (False, True))
     begun = [one for pair in itertools.zip_longest(dense, alone) for one in pair if one is not None]
@@ -141,20 +141,21 @@ def deal(work: Workload, classes: Sequence[PeerClass], choice: CutChoice, *, spa
     ``sparse``: to each part one alone, the fastest first, since who is alone has nothing to average. None where a part
     is left without any."""
     stages, rows, again = choice
-    parts = range(stages + 1)
-    sizes = even_stages(work.layers, stages)
+    planned, sizes = work.parts(stages), even_stages(work.layers, stages)
+    parts = range(len(planned))
     peers = sum(one.count for one in classes)
-    typical = max(1, peers // (stages + 1))
-    alike = PartLayout(stages=sizes, places=((typical,),) * (stages + 1), rows=rows, recompute=again)
-    needs = [work.part(stages, at, sizes[at] if at < stages else 0) for at in parts]
-    memory, crossing = [part_memory(work, alike, at) for at in parts], [work.crossing(stages, at) for at in parts]
-    places, pace = [[0] * len(classes) for _ in parts], [0.0] * (stages + 1)
+    typical = max(1, peers // len(planned))
+    alike = PartLayout(stages=sizes, places=((typical,),) * len(planned), rows=rows, recompute=again)
+    needs = [work.part(stages, part.stage, layers_of(alike, part)) for part in planned]
+    memory, crossing = [part_memory(work, alike, at) for at in parts], [work.crossing(stages, p.stage) for p in planned]
+    places, pace = [[0] * len(classes) for _ in parts], [0.0] * len(planned)
     for kind in sorted(range(len(classes)), key=lambda kind: _turn(classes[kind], sparse=sparse)):
         one = classes[kind]
         fits = [at for at in parts if not lacking(memory[at], one, recompute=again)]
-        seconds = [
-            max(replica_seconds(work, needs[at], one, crossing[at], rows=rows, again=again and at < stages))
-            for at in parts
+        seconds = [  # fmt: skip
+            part.load
+            * max(replica_seconds(work, needs[at], one, crossing[at], rows=rows, again=again and part.stage < stages))
+            for at, part in enumerate(planned)
         ]
         left, portion = one.count, 1 if sparse else max(1, one.count // DEALT_AT_ONCE)
         while left and (fits := [at for at in fits if not (sparse and pace[at])]):
@@ -184,7 +185,7 @@ def improve(work: Workload, classes: Sequence[PeerClass], begun: StepForecast, m
     best, rank, left, thorough = begun, _rank(begun), most, is_small(work, classes)
     while left > 0:
         found, better = best, rank
-        for layout in itertools.islice(_neighbours(best, classes, thorough=thorough), left):
+        for layout in itertools.islice(_neighbours(work, best, classes, thorough=thorough), left):
             left -= 1
             tried = predict(work, classes, layout)
             if (ranked := _rank(tried)) > better:
@@ -202,7 +203,9 @@ def _rank(one: StepForecast) -> tuple[int, float, tuple[float, ...]]:
     return -len(one.problems), float(f"{one.tokens_s:.6g}"), paces
 
 
-def _neighbours(one: StepForecast, classes: Sequence[PeerClass], *, thorough: bool) -> Iterator[PartLayout]:
+def _neighbours(
+    work: Workload, one: StepForecast, classes: Sequence[PeerClass], *, thorough: bool
+) -> Iterator[PartLayout]:
     """Yield the layouts that are one change away: ``thorough`` all of them, else those alone that change the slowest
     part, or have somebody rest."""
     layout, parts, kinds = one.layout, range(len(one.parts)), range(len(classes))
@@ -225,11 +228,11 @@ def _neighbours(one: StepForecast, classes: Sequence[PeerClass], *, thorough: bo
         for mine, theirs in itertools.permutations(kinds, 2):
             if here != there and layout.places[here][mine] and layout.places[there][theirs]:
                 yield _moved(_moved(layout, mine, here, there, 1), theirs, there, here, 1)
-    yield from _resized(layout, wanting)
+    yield from _resized(work, layout, {one.parts[at].stage for at in wanting})
 
 
-def _resized(layout: PartLayout, wanting: set[int]) -> Iterator[PartLayout]:
-    stages = range(len(layout.stages))
+def _resized(work: Workload, layout: PartLayout, wanting: set[int]) -> Iterator[PartLayout]:
+    stages = range(0 if work.alike else len(layout.stages))
     for here, there in itertools.permutations(stages, 2):
         if layout.stages[here] > 1 and (here in wanting or there in wanting):
             sizes = list(layout.stages)

@@ -5,9 +5,15 @@ Layers are taken to be alike. Memory counts as the product's own functions have 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 
+from swarm.ids import shared_part, stage_part
 from swarm.planning.costs import most_in_flight
+
+TRAINERS = "trainers"
+"""What trainers hold, as a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,28 @@ class PartNeeds:
         return PartNeeds(*(number * each for each in astuple(self)))
 
 
+@dataclass(frozen=True, slots=True)
+class PartLoad:
+    """A part with the layers of a ``stage``, which for what trainers hold is the number of stages. Of a step's
+    microbatches ``load`` pass it: a share where it is a variant, as many times all where stages share it."""
+
+    name: str
+    stage: int
+    load: float = 1.0
+
+
+@lru_cache(maxsize=1024)
+def part_loads(stages: int, loads: tuple[tuple[float, ...], ...], shared: bool) -> tuple[PartLoad, ...]:
+    """Return the parts of so many stages in the order of columns, and last what trainers hold: one a stage, or variants
+    with these ``loads``, or one that all stages share."""
+    each = [PartLoad(shared_part(stages), 0, float(stages))] if shared else [
+        PartLoad(stage_part(stage, variant, len(here)), stage, load)
+        for stage, here in enumerate(loads or ((1.0,),) * stages)
+        for variant, load in enumerate(here)
+    ]  # fmt: skip
+    return (*each, PartLoad(TRAINERS, stages))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One step of a run, whatever cut it has.
@@ -57,6 +85,11 @@ class Workload:
         copy_bytes: A parameter's, at who keeps a copy; ``copies`` of each stage.
         retention_bytes: The budget for payloads.
         palm_flops, causal_flops: Of forward and backward for one token of the whole model, by two ways to count.
+        loads: By stage, which share of microbatches passes each of its variants; empty: stages have no variants, and
+            there may be any number of them.
+        alike: Where all stages have as many layers, since they share them always or at first, of how many that is a
+            multiple; 0: they may have any number.
+        shared: Whether one part is what all stages share.
     """
 
     layers: int
@@ -77,6 +110,24 @@ class Workload:
     retention_bytes: float = 1 << 30
     palm_flops: float = 0.0
     causal_flops: float = 0.0
+    loads: tuple[tuple[float, ...], ...] = ()
+    alike: int = 0
+    shared: bool = False
+
+    def parts(self, stages: int) -> tuple[PartLoad, ...]:
+        """Return the parts of so many stages, the last of them what trainers hold."""
+        return part_loads(stages, self.loads, self.shared)
+
+    def cuts(self, numbers: Sequence[int], peers: int) -> list[int]:
+        """Return those of these numbers of stages into which the model may be cut, with a peer for each part."""
+        return [
+            stages
+            for stages in numbers
+            if stages <= self.layers
+            and (not self.loads or stages == len(self.loads))
+            and (not self.alike or (stages > 1 and self.layers % (stages * self.alike) == 0))
+            and len(self.parts(stages)) <= peers
+        ]
 
     def part(self, stages: int, index: int, layers: int) -> PartNeeds:
         """Return the needs of stage ``index`` of ``stages`` with so many layers; of what trainers hold, for the index

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from swarm.ids import PartName, PeerId, StepWork, stage_of
+from swarm.columns import columns_of
+from swarm.ids import PartName, PeerId, StepWork
 from swarm.pipeline.trainer.flight import InFlight
 from swarm.pipeline.trainer.pace import ReplicaChoice
 from swarm.pipeline.wiring import Wiring
@@ -55,10 +57,12 @@ class SimTrainer(LinkedMachine):
 
 @dataclass(slots=True, eq=False)
 class Trip:
-    """One microbatch on its way: the replicas, where it is, and what its trainer was told."""
+    """One microbatch on its way: the replicas of its ``choice`` of variants, where it is, and what its trainer was
+    told."""
 
     trainer: SimTrainer
     work: StepWork
+    choice: int
     route: list[SimReplica]
     began: float
     turn: float
@@ -80,6 +84,7 @@ class JourneysPlay:
         self._step = _JourneysStep(1, 0.0)
         self._steps: list[SimulatedStep] = []
         self._hops = HopSizes(case)
+        self._chance = random.Random(f"kinds {case.seed}")
         self._journeys = [0, 0.0]
         """Of all that came home: how many, and how many were under way then."""
 
@@ -98,7 +103,7 @@ class JourneysPlay:
                 heap.turn()
         home, under_way = self._journeys
         more = {"journeys under way": under_way / home} if home else {}
-        return SimulationResult("journeys", tuple(self._steps), heap.now, self._there.counts, more)
+        return SimulationResult("journeys", tuple(self._steps), heap.now, self._there.counts, self._there.hosts, more)
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
@@ -118,33 +123,32 @@ class JourneysPlay:
             loss_s=self._costs.seconds(kind, stages),
         )
 
-    def _replica(self, peer: PeerId, stage: int) -> SimReplica:
+    def _replica(self, peer: PeerId, part: PartName) -> SimReplica:
         kind = self._there.machine(peer).kind
         up, down, part_s = _link(self._case.classes[kind])
-        whole_s = self._costs.seconds(kind, stage)
-        return SimReplica(up=up, down=down, part_s=part_s, heap=self._heap, peer=peer, stage=stage, whole_s=whole_s)
+        whole_s = self._costs.seconds(kind, columns_of(part)[0])
+        return SimReplica(up=up, down=down, part_s=part_s, heap=self._heap, peer=peer, part=part, whole_s=whole_s)
 
     def _follow(self) -> None:
         """Everybody knows the roster of the record."""
         before, self._replicas = self._replicas, {}
-        stages: list[list[PeerId]] = [[] for _ in self._case.stages]
         for member in self._there.roster.members:
             if member.part is None:
                 continue
-            peer, stage = PeerId(member.peer), stage_of(PartName(member.part)) or 0
-            stages[stage].append(peer)
+            peer, part = PeerId(member.peer), PartName(member.part)
             kept = before.get(peer)
-            known = kept if kept is not None and kept.stage == stage and not kept.gone else self._replica(peer, stage)
+            known = kept if kept is not None and kept.part == part and not kept.gone else self._replica(peer, part)
             known.added, known.gone = 0, peer in self._there.gone
             self._replicas[peer] = known
         links = {
             peer: self._case.rows
-            * self._case.work.crossing(len(stages), one.stage)
+            * self._case.work.crossing(self._costs.stages, columns_of(one.part)[0])
             / (FILLED_SHARE * min(one.up, one.down))
             for peer, one in self._replicas.items()
         }
         for trainer in self._trainers:
-            trainer.replicas.follow(stages)
+            trainer.replicas.wiring.know_variants(self._there.roster.variants)
+            trainer.replicas.follow(self._there.roster.columns())
             trainer.replicas.wiring.know_links(links)
 
     def _change(self) -> None:
@@ -156,9 +160,10 @@ class JourneysPlay:
         if replica is None:
             return
         replica.gone = True
-        self._step.lost[replica.stage] += replica.added
+        self._step.lost[replica.part] += replica.added
         for trainer in self._trainers:
-            trainer.replicas.wiring.remove(replica.stage, replica.peer)
+            for column in columns_of(replica.part):
+                trainer.replicas.wiring.remove(column, replica.peer)
         for trip in [
             trip for trip in self._step.trips if trip.route[trip.hop] is replica and trip not in self._step.sent
         ]:
@@ -203,10 +208,10 @@ class JourneysPlay:
         return not any(one.waits and not one.gone for one in self._replicas.values())
 
     def _again(self) -> None:
-        """What replicas that died had added is done again, by the others of their stage, in equal shares."""
+        """What replicas that died had added is done again, by the others of their part, in equal shares."""
         lost, self._step.lost = self._step.lost, defaultdict(int)
-        for stage, count in lost.items():
-            others = [one for one in self._replicas.values() if one.stage == stage and not one.gone]
+        for part, count in lost.items():
+            others = [one for one in self._replicas.values() if one.part == part and not one.gone]
             for number in range(count if others else 0):
                 self._work(others[number % len(others)], self._step.work(number), "again", lambda *_: self._drained())
         if self._there.lost:
@@ -257,8 +262,10 @@ class JourneysPlay:
             trainer.begun += 1
             trainer.flight.begins(self._case.microbatches, trainer.begun)
             route = []
+            (choice,) = self._chance.choices(range(len(self._case.kinds)), self._case.kinds)
+            replicas = trainer.replicas.of(None, choice)
             for stage in range(stages):
-                chosen = trainer.replicas.choose(stage, (), self._heap.now)
+                chosen = replicas.choose(stage, (), self._heap.now)
                 if chosen is None:
                     self._stuck()
                     return
@@ -266,7 +273,7 @@ class JourneysPlay:
             trainer.own, step.left = (trainer.own - 1, step.left) if trainer.own else (0, step.left - 1)
             work = step.work(step.begun, trainer.peer)
             step.begun += 1
-            trip = Trip(trainer, work, route, self._heap.now, self._heap.now)
+            trip = Trip(trainer, work, choice, route, self._heap.now, self._heap.now)
             step.trips[trip] = None
             trainer.under_way += 1
             self._forth(trip, trainer, 0)
@@ -288,12 +295,12 @@ class JourneysPlay:
         self._feed(trainer)
         self._drained()
 
-    def _told(self, trip: Trip, replica: SimReplica, seconds: float, direction: str) -> None:
+    def _told(self, trip: Trip, replica: SimReplica, hop: int, seconds: float, direction: str) -> None:
         """The trainer hears what a hop took."""
         turn, trip.turn = (trip.turn, self._heap.now), self._heap.now
         wiring = trip.trainer.replicas.wiring
-        wiring.in_time(replica.stage, replica.peer)
-        wiring.claimed(replica.stage, replica.peer, seconds, direction, turn)
+        wiring.in_time(hop, replica.peer)
+        wiring.claimed(hop, replica.peer, seconds, direction, turn)
 
     # --- hops --------------------------------------------------------------------------------------------------------
 
@@ -315,7 +322,7 @@ class JourneysPlay:
     def _elsewhere(self, trip: Trip) -> None:
         """Its replica is gone: another one takes the hop, on the way back with a forward more, from one that has what
         it needs."""
-        chosen = trip.trainer.replicas.choose(trip.hop, (), self._heap.now)
+        chosen = trip.trainer.replicas.of(None, trip.choice).choose(trip.hop, (), self._heap.now)
         if chosen is None:
             self._stuck()
             return
@@ -348,9 +355,9 @@ class JourneysPlay:
     def _done(self, trip: Trip, replica: SimReplica, took: float, waited: float) -> None:
         """A replica has done its hop one way: it tells the trainer, and hands on."""
         trip.waited += waited
-        trip.computed[replica.stage] += took
-        direction = "backward" if trip.backward else "forward"
-        send(self._heap, replica, trip.trainer, 0, lambda: self._told(trip, replica, took, direction))
+        trip.computed[trip.hop] += took
+        hop, direction = trip.hop, "backward" if trip.backward else "forward"
+        send(self._heap, replica, trip.trainer, 0, lambda: self._told(trip, replica, hop, took, direction))
         if trip.backward:
             replica.added += 1
             self._work(replica, trip.work, "weights", lambda *_: self._drained())
@@ -369,7 +376,7 @@ class JourneysPlay:
 @dataclass(slots=True)
 class _JourneysStep:
     """The open step: what nobody has begun yet, what is under way (``sent``: between two machines, or at the trainer),
-    what is complete, and what replicas that died had added, by stage."""
+    what is complete, and what replicas that died had added, by part."""
 
     number: int
     began_s: float
@@ -378,7 +385,7 @@ class _JourneysStep:
     home: int = 0
     trips: dict[Trip, None] = field(default_factory=dict)
     sent: set[Trip] = field(default_factory=set)
-    lost: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    lost: defaultdict[PartName, int] = field(default_factory=lambda: defaultdict(int))
     closing: bool = False
     stuck: bool = False
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm.ids import MicrobatchId, PeerId, StepWork
+from swarm.ids import MicrobatchId, PartName, PeerId, StepWork
 from swarm.pipeline.stage.table import WorkQueue
 from swarm.sim.device import WEIGHTS_SHARE
 from swarm.sim.links import OVERTAKING_BYTES
@@ -93,12 +93,12 @@ class PieceOfWork:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SimReplica(LinkedMachine):
-    """One stage's replica: ``whole_s`` is a microbatch, forward and backward. It does one piece at a time, in the order
+    """One part's replica: ``whole_s`` is a microbatch, forward and backward. It does one piece at a time, in the order
     of the product's queue. ``added``: microbatches of the open step that it has in its sum, or will have."""
 
     heap: Heap
     peer: PeerId
-    stage: int
+    part: PartName
     whole_s: float
     queue: WorkQueue[PieceOfWork] = field(default_factory=lambda: WorkQueue(UNBOUNDED))
     busy: bool = False

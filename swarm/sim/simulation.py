@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from swarm.ids import PartName
+from swarm.ids import PartName, shared_by
 from swarm.planning.predict import StepForecast, predict, replica_seconds
 from swarm.planning.workload import PartLayout, PeerClass, Workload
 from swarm.sim.turnover import FlowCase, MachineRemoval, Turnover
@@ -41,6 +41,7 @@ class SimulationCase:
         until_s: After how many seconds it ends, if that is earlier.
         turnover: The places of stage hosts, and what decides who holds what.
         trace: When which place loses its machine.
+        kinds: Which share of microbatches is of each choice of variants; one where there are none.
     """
 
     work: Workload
@@ -52,6 +53,7 @@ class SimulationCase:
     until_s: float
     turnover: FlowCase
     trace: tuple[MachineRemoval, ...] = ()
+    kinds: tuple[float, ...] = (1.0,)
 
     @property
     def microbatches(self) -> int:
@@ -87,13 +89,14 @@ class SimulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What came of a case. ``counts`` are of moves, joins and given up steps; ``more`` is what one fidelity alone
-    knows."""
+    """What came of a case. ``counts`` are of moves, joins and given up steps; ``held`` is how many hosts each part had
+    at the end; ``more`` is what one fidelity alone knows."""
 
     fidelity: Fidelity
     steps: tuple[SimulatedStep, ...]
     ended_s: float
     counts: Mapping[str, int]
+    held: Mapping[PartName, int]
     more: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -118,7 +121,8 @@ class StepCosts:
         places = tuple(tuple(kinds[part][kind] for kind in numbers) for part in there.parts)
         if self._found is None or self._found[0] != places:
             layout = PartLayout(stages=self._case.stages, places=(*places, self._trainers), rows=self._case.rows)
-            self._found = places, predict(self._case.work, self._case.classes, layout)
+            work = replace(self._case.work, shared=shared_by(there.parts[0]) > 0)
+            self._found = places, predict(work, self._case.classes, layout)
         return self._found[1]
 
     def stage_rate(self, there: Turnover, part: PartName) -> float:

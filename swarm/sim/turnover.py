@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from swarm.columns import stage_parts
+from swarm.columns import host_parts, stage_parts
 from swarm.consensus.changes import Admission, ChangeRules, Changes, Departure, OpenStepFacts, Reassign, RosterRules
 from swarm.consensus.copies import copy_duties
-from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
+from swarm.consensus.placement import Candidate, Places, Wish, assign_stages, choose_place
 from swarm.consensus.rebalance import NOTHING_MOVED, Balance, Move, RecentMoves, RuleName, plan
 from swarm.consensus.roster import Member, Roster, lost_parts
 from swarm.ids import PartName, PeerId, RunId
@@ -71,6 +71,9 @@ class FlowCase:
     Attributes:
         places: Machines at the beginning.
         stages: Stages of the model.
+        parts: What hosts hold at first; empty: one part a stage.
+        load: How many of all microbatches pass each part, 1 of those that are not named.
+        delink_at: Step with whose record stages part that share their layers; 0: never.
         until_s: How long the run takes.
         step_s: How long a step takes.
         download_s: How long a joiner downloads its stage, and a peer that SWARM's rule moves.
@@ -104,6 +107,9 @@ class FlowCase:
     trainers: int = 1
     machines: Sequence[SimMachine] = ()
     copies_follow: bool = False
+    parts: tuple[PartName, ...] = ()
+    load: Mapping[PartName, float] = field(default_factory=dict)
+    delink_at: int = 0
 
 
 @dataclass(slots=True)
@@ -159,8 +165,9 @@ class Turnover:
 
     def __post_init__(self) -> None:
         case = self.case
-        self.parts = stage_parts(case.stages)
-        self._rules = ChangeRules(RosterRules(RUN, 20_000), lambda peer, data, signature: True)
+        self.parts = case.parts or stage_parts(case.stages)
+        rules = RosterRules(RUN, 20_000, delink_at=case.delink_at)
+        self._rules = ChangeRules(rules, lambda peer, data, signature: True)
         self._rng = random.Random(f"flow {case.seed}")
         founders = [self._named(place) for place in range(case.places)]
         candidates = [
@@ -197,17 +204,20 @@ class Turnover:
         else:
             old = None
         peer = self._named(place)
+        self._arriving[peer] = Arriving(self._place(peer), at_s + self._download_s(peer))
+        return old if old is not None and old in self.roster else None
+
+    def _place(self, peer: PeerId) -> PartName:
+        """Return the part that a host chooses which is on its way."""
         places = Places(
             parts=self.parts,
             lost=lost_parts(self.roster, self._gone),
             leaving=[one for one in self._noticed if one in self.roster],
             arriving={one: way.part for one, way in self._arriving.items()} if self.case.arrivals else {},
         )
-        machine = self.machine(peer)
-        part, _ = choose_place(self.roster, peer, "stage", machine.stage, places)
+        part, _ = choose_place(self.roster, peer, "stage", Wish(self.machine(peer).stage), places)
         assert part is not None  # noqa: S101 - a stage host always gets one
-        self._arriving[peer] = Arriving(part, at_s + self._download_s(peer))
-        return old if old is not None and old in self.roster else None
+        return part
 
     def _download_s(self, peer: PeerId) -> float:
         own = self.machine(peer).download_s
@@ -237,6 +247,12 @@ class Turnover:
         """Peers that a perfect placement would compute with: members that live, and those that were members."""
         moving = sum(way.moving for way in self._arriving.values())
         return len(self.roster) - self.case.trainers - len(self._gone) + moving
+
+    @property
+    def hosts(self) -> Mapping[PartName, int]:
+        """Return how many members each part has that live, those that stand still among them. O(members)."""
+        held = Counter(one.part for one in self.roster.members if one.part is not None and one.peer not in self._gone)
+        return {part: held[part] for part in self.parts}
 
     @property
     def fewest(self) -> int:
@@ -313,6 +329,8 @@ class Turnover:
         else:
             reassigns = tuple(Reassign(step=step, peer=m.peer, part=m.target, signature=SIGNATURE) for m in moves)
         changes = Changes(joins=granted.joins, leaves=granted.leaves, reassigns=reassigns, absent=granted.absent)
+        if self._rules.too_few(now, changes):
+            return Closing("open")
         self._settle(self._rules.apply(now, changes), changes, at_s)
         if self.case.rule == "swarm":
             for move in moves:
@@ -345,16 +363,18 @@ class Turnover:
             queues=self._queues() if case.rule == "swarm" else {},
             recent=self._recent,
             speed={peer: self.machine(peer).speed for peer in held} if case.machines else {},
+            load=case.load,
         )
         return plan(balance, copies, case.rule).moves
 
     def _queues(self) -> dict[PeerId, float]:
         """Return what waits at each peer: nearly nothing where a stage has more peers than the slowest, as it would
         with random arrivals, and a count that differs from look to look."""
-        slowest, found = min(self.there[part] for part in self.parts), {}
+        serves = {part: self.there[part] / self.case.load.get(part, 1.0) for part in self.parts}
+        slowest, found = min(serves.values()), {}
         for member in self.roster.members:
             if member.part is not None and member.peer not in self._gone:
-                load = slowest / max(1, self.there[PartName(member.part)])
+                load = slowest / (serves[PartName(member.part)] or 1.0)
                 mean = QUEUED_MOST if load >= 1 else min(QUEUED_MOST, 0.5 * load * load / (1 - load))
                 found[PeerId(member.peer)] = max(0.0, self._rng.gauss(mean, math.sqrt(mean)))
         return found
@@ -373,8 +393,10 @@ class Turnover:
         return tuple(found)
 
     def _settle(self, roster: Roster, changes: Changes, at_s: float) -> None:
-        """The record is decided: who joined or moved holds its stage, and copies follow the roster."""
-        self.roster = roster
+        """The record is decided: who joined or moved holds its stage, and copies follow the roster. Where stages part,
+        each host has had the layers of all of them: nothing is downloaded."""
+        parted, self.roster = host_parts(roster.parts) != self.parts, roster
+        self.parts = host_parts(roster.parts)
         for join in changes.joins:
             self.there[PartName(str(join.member.part))] += 1
             self.counts["joins"] += not self._arriving.pop(PeerId(join.member.peer)).moving
@@ -385,9 +407,11 @@ class Turnover:
         stand_still = Counter(roster[peer].part for peer in self._stalled)
         members = Counter(member.part for member in roster.members if member.peer not in self._gone)
         self.there = Counter({part: members[part] - stand_still[part] for part in self.parts})
-        if (self.case.rule == "ours" or self.case.copies_follow) and changes != Changes():
+        for peer, way in self._arriving.items():
+            way.part = way.part if way.part in self.parts else self._place(peer)
+        if (self.case.rule == "ours" or self.case.copies_follow) and (changes != Changes() or parted):
             duties = copy_duties(roster, self.case.copies)
-            ready_s = at_s + self.case.copy_s
+            ready_s = at_s + (0.0 if parted else self.case.copy_s)
             self._copied = {
                 (peer, part): self._copied.get((peer, part), ready_s) for part in duties for peer in duties[part]
             }

@@ -48,7 +48,8 @@ def test_each_variant_has_the_bits_of_one_process_on_its_rows_though_a_host_of_o
     with by_hand(tmp_path) as hand:
         founder = hand.start("new", str(tmp_path / "run.toml"), "--listen", "/ip4/127.0.0.1/tcp/0")
         invite = str(founder.wait_event("Invited")["invite"])
-        hosts = [hand.start("join", invite, "--role", "stage", *LOCAL) for _ in range(6)]
+        of_code = [("--domain", "code")] * 2 + [()] * 4
+        hosts = [hand.start("join", invite, "--role", "stage", *domain, *LOCAL) for domain in of_code]
         stranger = hand.run("join", invite, "--role", "trainer", "--domain", "poems", *LOCAL)
         assert (stranger.returncode, "one of law, code" in stranger.stderr) == (2, True), stranger.stderr
         trainers = []
@@ -58,6 +59,7 @@ def test_each_variant_has_the_bits_of_one_process_on_its_rows_though_a_host_of_o
             who = ("--name", f"trainer-{number}", "--place", f"t{number}", "--domain", domain)
             trainers.append(hand.start("join", invite, "--role", "trainer", "--data", str(text), *who, *LOCAL))
         code = [host for host in hosts if host.wait_event("PeerReady")["part"] == CODE]
+        assert code == hosts[:2], "who says a domain holds its expert"
         trainers[1].wait_step(3)
         code[0].process.send_signal(signal.SIGKILL)
         assert [one.end()[0] for one in (founder, *trainers)] == [0, 0, 0]

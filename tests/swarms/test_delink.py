@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 from collections import Counter
 from collections.abc import Coroutine, Mapping
@@ -16,8 +17,12 @@ import pytest
 from peers.chaos.faults import Pause
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.commands.history import read, row_lines
+from peers.commands.history_source import HistorySource
+from peers.dashboard.overview import Overview
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.columns import becomes
+from swarm.consensus.records import CloseRecord
 from swarm.events import (
     Accumulated,
     AttemptFailed,
@@ -74,6 +79,20 @@ def test_hosts_part_with_one_record_and_nothing_is_fetched(calm: Life) -> None:
     added = Counter((one.step, one.part, one.hop, one.microbatch) for one in swarm.events(Accumulated))
     assert set(added.values()) == {1}
     check_run([swarm.root]).assert_sound()
+
+
+def test_history_and_dashboard_say_when_stages_part(calm: Life) -> None:
+    rows = read(HistorySource(calm.swarm.root / "bootstrap" / "history.jsonl"), last=None, verify=False).rows
+    assert [row.step for row in rows if row.parted] == [AT]
+    assert sum("stages share their layers no more" in line for line in row_lines(rows)) == 1
+    overview = Overview({"kind": "files", "label": "here"})
+    overview.founded(calm.swarm.manifest, 1)
+    said = list[dict[str, str]]()
+    for record in calm.swarm.history():
+        overview.record(CloseRecord.model_validate_json(json.dumps(record)))
+        said.append({one["part"]: one["said"] for one in overview.document(0.0)["parts"] if one["said"]})
+    assert said[AT - 1] == {SHARED: "2 stages share their layers until step 3 is closed: any host serves any of them"}
+    assert said[AT] == {}
 
 
 def of_the_close(calm: Life, each: int) -> list[Crash]:

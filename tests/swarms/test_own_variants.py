@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from peers.chaos.invariants.check import check_run
+from peers.commands.history import read
+from peers.commands.history_source import HistorySource
 from peers.simulate.local_swarm import founder_id
 from peers.simulate.sim_swarm import SimSwarm
-from swarm.errors import Ending, Refused
+from swarm.errors import Ending, Refused, RunEnded
 from swarm.events import CheckpointWritten, CopyHeld, PartAssigned, StateDownloaded, StepClosed, StepGivenUp, Waiting
 from swarm.ids import stage_part
 from swarm.network.protocols import Rpc
@@ -107,7 +109,7 @@ def test_death_of_an_owners_last_host_pauses_its_expert_alone_until_it_is_starte
         await swarm.closed(3)
         swarm.kill(HOST)
         await swarm.closed(6)
-        await swarm.join("again", "stage", 104, stage=1)
+        await swarm.join("again", "stage", 104, **({"stage": 1} if ends == "private" else {"domain": "code"}))
 
     play(swarm, story)
     check(swarm, HOST)
@@ -142,6 +144,11 @@ def test_owners_last_host_may_leave_and_no_step_is_lost_by_that(tmp_path: Path) 
     assert not swarm.events(StepGivenUp)
     assert holders(swarm, CODE) == []
     assert swarm.choices()[STEPS] == {0}
+    newest = read(HistorySource(tmp_path / "bootstrap" / "history.jsonl"), last=1, verify=False).rows[-1]
+    assert [(one.part, one.hosts > 0, one.passed > 0) for one in newest.variants] == [
+        (stage_part(1, 0, 2), True, True),
+        (CODE, False, False),
+    ]
 
 
 QUESTIONS: tuple[tuple[Rpc[Any, Any], Any], ...] = (
@@ -167,16 +174,20 @@ def test_nobody_else_is_given_it_or_let_feed_it_whatever_it_asks(tmp_path: Path)
                 except Refused as refused:
                     said[name, rpc.name] = refused.reason
         await swarm.join("stranger", "stage", 500, stage=1)
+        await swarm.join("thief", "stage", 502, domain="code", may_fail=True)
         sought = await swarm.join("spy", "trainer", 501, data=swarm.shards[0], domain="code", may_fail=True)
         await swarm.closed(4)
         feeding.append("spy" if sought.endpoint.peer in {m["peer"] for m in swarm.history()[-1]["roster"]} else "")
         swarm.kill("spy")
 
     play(swarm, story)
-    check(swarm, "spy")
+    check(swarm, "spy", "thief")
     asked = {(name, rpc.name) for name in ("host-0", "trainer-0", "bootstrap") for rpc, _ in QUESTIONS}
     assert said.keys() == asked
     assert all(f"{CODE} is an expert that acme keeps to itself" in reason for reason in said.values()), said
     assert {event.part for event in swarm.peers["stranger"].events.of(PartAssigned)} == {stage_part(1, 0, 2)}
     assert feeding == [""]
+    refused = swarm.peers["thief"].outcome
+    assert isinstance(refused, RunEnded)
+    assert f"{CODE} is an expert that acme keeps to itself" in refused.reason
     assert swarm.events(CheckpointWritten)

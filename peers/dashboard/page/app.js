@@ -240,7 +240,7 @@ function parts() {
   for (const [key, title, peers, about] of others) if (peers.length) groups.push([key, { title, peers, about }]);
   keyed(by("parts"), groups, group, (row, part) => {
     put(row.querySelector("h3"), part.title);
-    put(row.querySelector(".turnout"), part.about || turnout(part));
+    put(row.querySelector(".turnout"), part.about || [turnout(part), part.said].filter(Boolean).join("; "));
     put(row.querySelector(".why"), part.why ? Object.entries(part.why).map(([name, why]) => `${name}: ${why}`).join("; ") : "");
     keyed(row.querySelector(".cards"), part.peers.filter((peer) => state.peers[peer]).map((peer) => [peer, state.peers[peer]]), card, fill);
   });

@@ -42,9 +42,9 @@ class PeerRecord(Record):
     """A peer's identity, region, addresses and part.
 
     ``incarnation`` grows with every start of the same identity: of two records the higher one is the living process.
-    ``unfit``: the stages whose training its memory does not hold, as it says while it waits for the run to begin
-    (:func:`bits_of`). ``credential`` is there in a run that not everybody may join. ``choice`` is that of a trainer's
-    microbatches, where they find their experts by its domain.
+    ``stage`` and ``choice`` are its wish (:class:`~swarm.consensus.placement.Wish`). ``unfit``: the stages whose
+    training its memory does not hold, as it says while it waits for the run to begin (:func:`bits_of`). ``credential``
+    is there in a run that not everybody may join.
     """
 
     kind: ClassVar[str] = "peer"
@@ -62,7 +62,7 @@ class PeerRecord(Record):
     beside: BesideField = ()
     machine: MachineField = ""
     unfit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{0,128}$")] = ""
-    choice: Annotated[int, Field(ge=0, lt=64)] = 0
+    choice: Annotated[int, Field(ge=0, lt=64)] | None = None
     credential: Credential | None = None
     wire: Literal[2] = WIRE_VERSION
 
@@ -73,7 +73,7 @@ class PeerRecord(Record):
         return {
             key: value
             for key, value in plain.items()
-            if value or key not in ("beside", "machine", "unfit", "choice", "credential")
+            if value not in (None, "", (), []) or key not in ("beside", "machine", "unfit", "choice", "credential")
         }
 
 

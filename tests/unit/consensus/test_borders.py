@@ -10,7 +10,7 @@ from swarm.config import Manifest, check_routes
 from swarm.consensus.admissions import AdmissionConfig, AdmissionPolicy, Admissions, Holder
 from swarm.consensus.changes import Admission, ChangeRules, OpenStepFacts, RosterRules
 from swarm.consensus.ledger import reassigned
-from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
+from swarm.consensus.placement import Candidate, Places, Wish, assign_stages, choose_place
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import ROUTES, Member, Roster, lacking, lost_parts, needed
 from swarm.consensus.slowness import Slow
@@ -152,13 +152,13 @@ def test_joiner_is_told_where_its_organisation_lacks_a_replica() -> None:
 
     def chosen(home: str | None, lost: tuple[str, ...] = ()) -> str | None:
         places = Places(parts=SplitConfig(stages=2).parts, home=home, lost=lost)
-        return choose_place(there, PeerId("new"), "stage", None, places)[0]
+        return choose_place(there, PeerId("new"), "stage", Wish(), places)[0]
 
     thin = roster("a0", "a2", "at", "b0", "b1", "bt")
     places = Places(parts=SplitConfig(stages=3).parts, home="b")
-    assert choose_place(thin, PeerId("new"), "stage", None, places)[0] == "stage-2"
+    assert choose_place(thin, PeerId("new"), "stage", Wish(), places)[0] == "stage-2"
     assert (
-        choose_place(thin, PeerId("new"), "stage", None, Places(parts=SplitConfig(stages=3).parts, home="a"))[0]
+        choose_place(thin, PeerId("new"), "stage", Wish(), Places(parts=SplitConfig(stages=3).parts, home="a"))[0]
         == "stage-1"
     )
     assert chosen("a", ("stage-1",)) == "stage-1"

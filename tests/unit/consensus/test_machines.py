@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.consensus.copies import copies_of, copy_holders, fewer_copies
-from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
+from swarm.consensus.placement import Candidate, Places, Wish, assign_stages, choose_place
 from swarm.consensus.records import voters
 from swarm.consensus.roster import Member, Roster, machines_of, tail
 from swarm.ids import ENDS, PartName, PeerId, stage_part
@@ -81,10 +81,10 @@ def test_who_joins_takes_a_stage_that_fits_before_one_that_is_lost() -> None:
     roster = Roster([member("a", FIRST), member("b", FIRST)])
     places = partial(Places, parts=TWO_STAGES, lost=(SECOND,))
     choose = partial(choose_place, roster, peer("c"), "stage")
-    assert choose(None, places())[0] == SECOND
-    assert choose(None, places(unfit=(SECOND,)))[0] == FIRST
-    assert choose(None, places(unfit=(FIRST, SECOND)))[0] == SECOND, "none fits: it says so of the one it would take"
-    assert choose(1, places(unfit=(SECOND,)))[0] == SECOND, "a wish is a wish"
+    assert choose(Wish(), places())[0] == SECOND
+    assert choose(Wish(), places(unfit=(SECOND,)))[0] == FIRST
+    assert choose(Wish(), places(unfit=(FIRST, SECOND)))[0] == SECOND, "none fits: it says so of the one it would take"
+    assert choose(Wish(1), places(unfit=(SECOND,)))[0] == SECOND, "a wish is a wish"
 
 
 def test_stages_of_one_machine_differ_where_they_may() -> None:
@@ -104,4 +104,4 @@ def test_who_joins_takes_of_equal_stages_one_that_its_machine_does_not_hold() ->
     assert beside == (FIRST,)  # b says nothing of c
     for name in "cdefg":
         places = Places(parts=TWO_STAGES, beside=beside)
-        assert choose_place(roster, peer(name), "stage", None, places)[0] == SECOND
+        assert choose_place(roster, peer(name), "stage", Wish(), places)[0] == SECOND

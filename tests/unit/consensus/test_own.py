@@ -212,15 +212,18 @@ def test_trainer_feeds_the_domain_that_it_joined_with_alone() -> None:
         rules.check_contribution(roster(), done("tw", "c1", 1))
 
 
-def candidates(*hosts: str) -> list[Candidate]:
-    return [Candidate(peer=peer, role="stage", name=peer, stage=1, addresses=()) for peer in hosts]
+def candidates(*hosts: str, choice: int | None = None) -> list[Candidate]:
+    return [Candidate(peer=peer, role="stage", name=peer, stage=1, addresses=(), choice=choice) for peer in hosts]
 
 
+@pytest.mark.parametrize("choice", [None, 0, 1])
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_first_roster_gives_it_to_its_owner_whoever_wishes_for_it(place: int) -> None:
+def test_first_roster_gives_it_to_its_owner_whoever_wishes_for_it(place: int, choice: int | None) -> None:
     own: dict[PartName, set[str]] = {CODE: {f"h{place}"}}
-    found, _ = assign_stages(candidates("h0", "h1", "h2", "h3"), SPLIT.parts[:3], own=own)
+    hosts = candidates("h0", "h1", "h2", "h3", choice=choice)
+    found, _ = assign_stages(hosts, SPLIT.parts[:3], own=own)
     assert found.replicas(CODE) == (f"h{place}",)
+    assert {member.choice for member in found.members} == {0}, "that of trainers alone"
     none = without_memory(candidates("h0", "h1", "h2"), SPLIT.parts[:3], own={CODE: set()})
     assert none.endswith("an organisation keeps it to itself")
 

@@ -13,6 +13,7 @@ from swarm.consensus.placement import (
     MAX_FORESEEN,
     Candidate,
     Places,
+    Wish,
     assign_stages,
     choose_place,
     without_memory,
@@ -106,9 +107,9 @@ def test_joiner_does_not_count_replicas_that_are_about_to_leave() -> None:
         leaving = {roster.replicas(stage_part(stage))[0]}
         places = Places(parts=TWO_STAGES, leaving=leaving)
         for joiner in map(PeerId, "abcdef"):
-            part, why = choose_place(roster, joiner, "stage", None, places)
+            part, why = choose_place(roster, joiner, "stage", Wish(), places)
             assert (part, why) == (stage_part(stage), "it has the fewest replicas (0, and 1 about to leave)")
-    assert choose_place(roster, PeerId("a"), "stage", 0, places)[0] == "stage-0", "a wish is a wish"
+    assert choose_place(roster, PeerId("a"), "stage", Wish(0), places)[0] == "stage-0", "a wish is a wish"
 
 
 # --- peers on their way ----------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def chosen(
 ) -> tuple[int, str]:
     """The stage that a peer takes, and why."""
     places = Places(parts=SplitConfig(stages=stages).parts, arriving=arriving, lost=lost, chosen=now)
-    part, why = choose_place(roster, PeerId(peer), "stage", None, places)
+    part, why = choose_place(roster, PeerId(peer), "stage", Wish(), places)
     assert part is not None
     stage = stage_of(part)
     assert stage is not None
@@ -143,11 +144,11 @@ def test_newcomer_does_not_expect_others_where_their_memory_does_not_reach() -> 
     roster, joiner = holding(1, 2), PeerId("z")
     arriving: dict[PeerId, PartName | None] = {PeerId("a"): None, PeerId("b"): None}
     places = Places(parts=TWO_STAGES, arriving=arriving)
-    assert choose_place(roster, joiner, "stage", None, places)[0] != stage_part(0)
+    assert choose_place(roster, joiner, "stage", Wish(), places)[0] != stage_part(0)
     places = Places(
         parts=TWO_STAGES, arriving=arriving, cannot={PeerId("a"): TWO_STAGES[:1], PeerId("b"): TWO_STAGES[:2]}
     )
-    assert choose_place(roster, joiner, "stage", None, places)[0] == stage_part(0)
+    assert choose_place(roster, joiner, "stage", Wish(), places)[0] == stage_part(0)
 
 
 def test_joiner_counts_neither_itself_nor_members_nor_what_is_no_stage_of_the_run() -> None:

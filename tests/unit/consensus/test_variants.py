@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from swarm.columns import RECENT, loads, passed_by
 from swarm.consensus.faults import auditors
 from swarm.consensus.ledger import assigned, is_reassigned, reassigned, weights
-from swarm.consensus.placement import Candidate, Places, assign_stages, choose_place
+from swarm.consensus.placement import Candidate, Places, Wish, assign_stages, choose_place
 from swarm.consensus.records import Contribution, rows_bytes
 from swarm.consensus.roster import Member, Roster, lost_parts
 from swarm.errors import Refused, Violation
-from swarm.ids import ENDS, JourneyKey, MicrobatchId, PartName, PeerId
+from swarm.ids import ENDS, JourneyKey, MicrobatchId, PartName, PeerId, stage_part
 from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.step.rules import StepRules
@@ -107,7 +107,7 @@ def test_hosts_are_dealt_over_variants_and_a_wish_for_a_stage_is_one_for_the_var
     assert (first.part_of("h0"), why[PeerId("h0")]) == (LAW, "asked for")
     with pytest.raises(Refused, match="2 stage hosts cannot hold 3"):
         assign_stages(hosts[:2], PARTS[:3])
-    part, reason = choose_place(roster("c2", "a1"), PeerId("new"), "stage", 1, Places(parts=PARTS))
+    part, reason = choose_place(roster("c2", "a1"), PeerId("new"), "stage", Wish(1), Places(parts=PARTS))
     assert (part, reason) == (CODE, "it has the fewest replicas (1)")
 
 
@@ -116,11 +116,26 @@ def test_wish_for_a_stage_is_one_for_the_variant_with_the_fewest_replicas_for_it
     load = loads(PARTS, passed_by({}, PARTS, busy))
     assert load == {LAW: 3 / 10, CODE: 7 / 10}
     places = Places(parts=PARTS, load=load)
-    assert choose_place(roster(), PeerId("new"), "stage", 1, places)[0] == CODE
-    part, reason = choose_place(roster("w2"), PeerId("new"), "stage", 1, places)
+    assert choose_place(roster(), PeerId("new"), "stage", Wish(1), places)[0] == CODE
+    part, reason = choose_place(roster("w2"), PeerId("new"), "stage", Wish(1), places)
     assert (part, reason) == (CODE, "it has the fewest replicas for its load (2)")
     lost = replace(places, lost=(LAW,))
-    assert choose_place(roster("w1", "w2"), PeerId("new"), "stage", 1, lost)[0] == LAW
+    assert choose_place(roster("w1", "w2"), PeerId("new"), "stage", Wish(1), lost)[0] == LAW
+
+
+def test_host_of_a_domain_holds_the_variants_that_its_microbatches_pass() -> None:
+    parts = SplitConfig(stages=3, variants=(1, 2, 4), ends="hosted").parts
+    of_third = Wish(choice=3)
+    assert of_third.among(parts) == (stage_part(1, 1, 2), stage_part(2, 3, 4)), "no stage that all pass"
+    assert Wish(0, 3).among(parts) == (FIRST,)
+    assert Wish(2, 5).among(parts) == (stage_part(2, 1, 4),)
+    assert Wish().among(parts) == parts
+    hosts = [Candidate(peer=f"h{at}", role="stage", name="h", stage=None, addresses=()) for at in range(4)]
+    says = hosts[0].model_copy(update={"choice": 1})
+    first, why = assign_stages([says, *hosts[1:]], PARTS[:3])
+    assert (first.part_of("h0"), why[PeerId("h0")]) == (CODE, "asked for")
+    part, reason = choose_place(roster("w1", "w2"), PeerId("new"), "stage", Wish(choice=1), Places(parts=PARTS))
+    assert (part, reason) == (CODE, "asked for"), "though nobody holds the other"
 
 
 def test_load_of_a_variant_is_that_of_many_steps_and_one_step_moves_it_little() -> None:

@@ -36,9 +36,7 @@ def test_peer_only_calls_when_it_says_so_or_is_reached_through_a_relay(
 ) -> None:
     settings = member_settings(peer_settings(home=Path("h"), role="stage", region="eu", dial_out_only=dial_out_only))
     assert only_calls(settings, addresses) is outgoing
-    around = SimpleNamespace(
-        endpoint=SimpleNamespace(addresses=addresses), clock=FakeClock(), credential=None, choice=0
-    )
+    around = SimpleNamespace(endpoint=SimpleNamespace(addresses=addresses), clock=FakeClock(), credential=None)
     run = SimpleNamespace(settings=settings, around=around, directory=None, situation=PeerStatus(NullSink()))
     announcer = Announcer(cast(Any, run))
     assert (announcer.record().region, announcer.record().outgoing) == ("eu", outgoing)
@@ -65,7 +63,6 @@ async def test_stage_host_says_before_anything_else_which_stages_its_memory_does
             manifest=manifest,
             device=device,
             credential=None,
-            choice=0,
         )
         directory = SimpleNamespace(announce=announce)
         run = SimpleNamespace(settings=settings, around=around, directory=directory, situation=PeerStatus(NullSink()))

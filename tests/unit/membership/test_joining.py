@@ -13,6 +13,7 @@ import pytest
 from swarm.averaging.config import AveragingConfig
 from swarm.config import WAIT_FOR_LOST_S
 from swarm.consensus.changes import Admission
+from swarm.consensus.placement import Wish
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
 from swarm.consensus.slowness import Barred
@@ -160,11 +161,10 @@ class World:
             be_reachable=self._be_reachable,
             gate=None,
             credential=None,
-            choice=0,
         )
         self.settings = SimpleNamespace(
             role="stage",
-            stage=stage,
+            wish=Wish(stage),
             name="j",
             region="eu",
             dial_out_only=False,

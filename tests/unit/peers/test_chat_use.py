@@ -7,7 +7,8 @@ import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from data_shards.draft import Documents
 from data_shards.packing import counted_between
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
+from peers.checkpoints.choose_checkpoint import ChosenStep
 from peers.cli.app import run as swarm
 from peers.commands import evaluate
-from peers.commands.evaluate import Checkpointed, held_out_loss, load_checkpoint, sliding, text_loss
+from peers.commands.evaluate import Loaded, held_out_loss, load_checkpoint, sliding, text_loss
 from peers.commands.quickstart import QuickstartOptions, plan_run
 from peers.data.building import encoded_documents
 from peers.data.flaws import LeftOut
@@ -146,8 +148,9 @@ def test_held_out_loss_is_of_answers_in_rows_as_the_run_packs_them(prepared: tup
             return 2.0 * counted, counted
 
     seen: list[int] = []
-    judged = Checkpointed(0, Model(), Tokenizer(chat_tokenizer(), END), manifest)  # type: ignore[arg-type]
-    assert held_out_loss(judged, directory.held_out) == 2.0
+    judged = Loaded(Model(), Tokenizer(chat_tokenizer(), END), torch.device("cpu"))  # type: ignore[arg-type]
+    chosen = cast(ChosenStep, SimpleNamespace(manifest=manifest, step=0))
+    assert held_out_loss(judged, chosen, directory.held_out) == 2.0
     assert sum(seen) == rows.targets < rows.count * manifest.model.context
     assert packings == {manifest.batch.packing == "documents"}
 

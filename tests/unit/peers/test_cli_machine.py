@@ -17,7 +17,7 @@ from peers.commands.leave import follow
 from peers.commands.look import Seen, look_at_all, standing_from
 from peers.commands.status_text import detail_lines, member_lines, status_lines
 from peers.console.interrupt import Interrupted
-from peers.console.words import CommandError
+from peers.console.words import CommandError, sharing_text
 from peers.control.client import ask
 from peers.control.status import AdmissionReport, MemberReport, StatusReport
 from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
@@ -26,8 +26,8 @@ from peers.invites.wishes import ROLES
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.consensus.trials import few_trainers
-from swarm.ids import ENDS, PartName, stage_part
-from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout
+from swarm.ids import ENDS, PartName, shared_part, stage_part
+from swarm.membership.status_types import DeviceUse, MemoryReport, PartTurnout, VariantReport
 from swarm.pipeline.activity import AuditCounts
 from swarm.schema import FEWEST_TRAINERS
 from swarm.security.credentials import GrantRole
@@ -297,6 +297,13 @@ STANDINGS: dict[str, dict[str, Any]] = {
         "averaging": (PartTurnout(part="ends", step=12, live=1, participating=1, averaged=1, why={}, alone=False),),
     },
     "hops computed again": {"audits": AuditCounts(made=40, wrong=2, doubtful=1, unjudged=3)},
+    "variants": {
+        "variants": (
+            VariantReport(part="stage-1.v0of2", kinds=("law", "news"), hosts=3, passed=12, of=16),
+            VariantReport(part="stage-1.v1of2", kinds=("code",), hosts=1, passed=4, of=16),
+        ),
+    },
+    "stages share": {"sharing": sharing_text((shared_part(2), ENDS), 40)},
     "open votes": {
         "admission": AdmissionReport(
             mode="token", issuers=(), admitted=(), revoked=(),
@@ -315,7 +322,9 @@ def test_status_of_a_peer_says_what_it_does_and_what_is_unusual(snapshot: Snapsh
     one = seen("otter", **STANDINGS[what])
     assert [*status_lines([one]), "", *detail_lines(one)] == snapshot
     answer = json.loads(json.dumps(dataclasses.asdict(one.standing)))
-    assert json.loads(json.dumps(dataclasses.asdict(standing_from(StatusReport, answer, "otter")))) == answer
+    read = standing_from(StatusReport, answer, "otter")
+    assert json.loads(json.dumps(dataclasses.asdict(read))) == answer
+    assert status_lines([Seen(place=PLACE, standing=read)]) == status_lines([one])
 
 
 def test_fewer_voters_than_three_are_said(snapshot: Snapshot) -> None:

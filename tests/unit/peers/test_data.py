@@ -11,10 +11,12 @@ from data_shards.shard import Shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.cli.app import run
 from peers.data.files import source_files
-from peers.data.trainer_data import DataGiven, check_data, check_tokenizer, data_opened, shard_for
+from peers.data.trainer_data import DataGiven, check_data, check_tokenizer, data_opened, domain_of, shard_for
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
+from peers.settings import Role
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError, Incompatible, StateError
+from swarm.security.credentials import Credential, Grant, SignedGrant
 
 TEXT = "\n\n".join(f"Paragraph {n} of a text about nothing in particular, long enough to count." for n in range(60))
 VOCABULARY = 300
@@ -44,6 +46,29 @@ def _manifest(tokenizer: bytes, **model: int) -> Manifest:
         "tokenizer": {"digest": tokenizer_digest(tokenizer)},
     }
     return parse_manifest(sections, "the test")
+
+
+# --- what it is of ---------------------------------------------------------------------------------------------------
+
+
+def _of(organisation: str) -> Credential:
+    grant = Grant(run="0" * 64, serial="0" * 16, name="p", organisation=organisation, role="any", until_step=9, key="K")
+    return Credential(signed=SignedGrant(grant=grant, signatures={"F": "0" * 128}), peer="p")
+
+
+@pytest.mark.parametrize("role", ["stage", "trainer"])
+def test_domain_that_an_organisation_keeps_to_itself_is_for_its_hosts_and_trainers(role: Role) -> None:
+    split = {"stages": 2, "variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
+    issuer = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    sections = {"split": split, "run": {"start_when": {"stage_hosts": 3}}, "tokenizer": {"digest": "0" * 64}}
+    manifest = parse_manifest(sections | {"admission": {"mode": "token", "issuers": (issuer,)}}, "the test")
+    for shown in (None, _of("acme")):  # an issuer shows none, and others look at what it is of
+        assert domain_of(manifest, "code", role, shown) == 1
+    assert domain_of(manifest, "law", role, _of("mary")) == 0
+    with pytest.raises(ConfigError, match="Ask an issuer for an invite that names acme"):
+        domain_of(manifest, "code", role, _of("mary"))
+    with pytest.raises(ConfigError, match="Did you mean code"):
+        domain_of(manifest, "cod", role, _of("mary"))
 
 
 # --- before anybody is called ----------------------------------------------------------------------------------------

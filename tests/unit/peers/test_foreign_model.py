@@ -211,6 +211,40 @@ def test_check_refuses_more_stages_than_layers(directory: Path) -> None:
         examine(str(directory), stages=5, context=16)
 
 
+def test_check_says_what_experts_take_and_that_only_our_own_stages_share(directory: Path) -> None:
+    plain, several = (examine(str(directory), stages=2, context=16, variants=one) for one in (None, "3"))
+    assert [one["part"] for one in several["parts"]] == ["stage-0", *(f"stage-1.v{n}of3" for n in range(3)), "ends"]
+    experts = several["variants"]
+    assert (experts["widths"], experts["hosts"]) == ([1, 3], 4)
+    stage = plain["parts"][1]["parameters"]
+    assert experts["parameters"] == plain["variants"]["parameters"] + 2 * stage
+    assert experts["founding_bytes"] == 12 * experts["parameters"]
+    assert "1, 3 a stage: 4 stage hosts at least" in dict(lines(several))["variants"]
+    assert "built-in GPT" in dict(lines(plain))["sharing"]
+    with pytest.raises(ConfigError, match="2 numbers up to 64"):
+        examine(str(directory), stages=2, context=16, variants="1,2,3")
+
+
+def test_check_of_a_run_says_why_its_stages_cannot_share(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\nlayers = 6\n[averaging]\nmode = "local"\n')
+    facts = examine(str(file), stages=None, context=None)
+    assert "averaging.mode" in facts["share"]["why_not"]
+    assert "averaging.mode" in facts["variants"]["why_not"]
+    file.write_text('[model]\nlayers = 6\nshare = "stages"\n')
+    said = dict(lines(examine(str(file), stages=None, context=None)))
+    assert "2, 3 or 6 stages can share their layers, as this run's do, to the end;" in said["sharing"]
+    assert "can be cut across a peer's devices" in said["tensors"]
+    assert "experts" not in said
+    file.write_text('[model]\nlayers = 6\nshare = "stages"\nexperts = 4\nexpert_every = 3\n')
+    said = dict(lines(examine(str(file), stages=None, context=None)))
+    assert said["sharing"].startswith("2 stages can share their layers")
+    assert said["experts"] == "computed by the built-in GPT; a stage holds all experts of its layers"
+    assert "a loss of each layer" in said["balance"]
+    assert "feed_forward stays whole: it has experts" in said["tensors"]
+    assert dict(lines(examine("tiny", stages=None, context=None, variants="2")))["variants"].startswith("1, 2 a stage")
+
+
 def test_check_names_what_the_tokenizer_lacks(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<gone>"}))
     said = dict(lines(examine(str(directory), stages=None, context=16)))

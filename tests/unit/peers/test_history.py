@@ -66,7 +66,7 @@ def test_history_as_json_is_one_stable_line(path: Path, capsys: pytest.CaptureFi
         "step", "term", "proposed", "founding", "void", "loss", "tokens", "microbatches", "aside", "members", "joined",
         "left", "absent", "leader", "accepted", "grad_norm", "clip", "lr", "hash", "previous", "cursors",
         "provisional_since", "confirmed", "ended", "codecs", "codecs_changed", "repeats",
-        "left_out", "faults", "unfed",
+        "left_out", "faults", "unfed", "variants", "parted",
     ]  # fmt: skip
     first = found["rows"][0]
     assert first["absent"] == [{"peer": PEERS["mole"], "name": "mole"}]

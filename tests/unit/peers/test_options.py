@@ -68,7 +68,7 @@ SAID: dict[str, Any] = {
     "report_dir": "reports",
 }
 """A value of each that is not its default, as a file has it."""
-BESIDE = {"eval": {"role": "trainer"}, "domain": {"role": "trainer"}, "preemption_url": {"preemption": "auto"}}
+BESIDE = {"eval": {"role": "trainer"}, "preemption_url": {"preemption": "auto"}}
 """What a setting needs that others have said."""
 WRONG: dict[str, Any] = {
     "invite": "x" * 9000,

@@ -91,11 +91,13 @@ def test_plan_refuses_what_means_nothing_and_says_why_nothing_fits(tmp_path: Pat
 
 
 def test_devices_are_reckoned_at_less_than_their_peak(peers: Path) -> None:
-    gpu, cpu = read_peers(peers, "bfloat16")
+    plain = manifest_named("tiny")
+    halved = plain.model_copy(update={"model": plain.model.model_copy(update={"compute": "bfloat16"})})
+    gpu, cpu = read_peers(peers, halved).classes
     assert gpu.flops == pytest.approx(0.4 * DEVICES["rtx3090"].bfloat16)
     assert gpu.peak_flops == DEVICES["rtx3090"].bfloat16
     assert gpu.down == 25e6
-    assert read_peers(peers, "float32")[0].peak_flops == DEVICES["rtx3090"].float32
+    assert read_peers(peers, plain).classes[0].peak_flops == DEVICES["rtx3090"].float32
     assert cpu.peak_flops is None
     assert cpu.host_memory is None
 
@@ -103,9 +105,69 @@ def test_devices_are_reckoned_at_less_than_their_peak(peers: Path) -> None:
 def test_hosted_ends_leave_trainers_without_work_but_one_is_needed(peers: Path) -> None:
     manifest = manifest_named("tiny")
     hosted = manifest.model_copy(update={"split": manifest.split.model_copy(update={"ends": "hosted"})})
-    best = plan_for(hosted, read_peers(peers, "float32"), "a file", print).best
+    best = plan_for(hosted, read_peers(peers, hosted), print).best
     assert best.layout.trainers >= 1
     assert best.parts[-1].needs.parameters == 0
+
+
+EXPERTS = """
+[run]
+start_when = { stage_hosts = 5 }
+[split]
+variants = [1, 4]
+route_by = "text"
+"""
+SHARED = """
+[model]
+share = "stages"
+delink_at = 40
+"""
+
+
+def test_plan_gives_each_variant_hosts_by_its_load(tmp_path: Path, peers: Path, typed: Typed) -> None:
+    run = tmp_path / "experts.toml"
+    run.write_text(EXPERTS)
+    peers.write_text("kinds = [4, 2, 1, 1]\n" + GPU.replace("count = 3", "count = 12"))
+    document = typed("plan", run, "--peers", peers, "--json").json
+    loads = {one["part"]: one["load"] for one in document["parts"]}
+    assert loads == {"stage-0": 1, **{f"stage-1.v{v}of4": load for v, load in enumerate((0.5, 0.25, 0.125, 0.125))},
+                     "trainers": 1}  # fmt: skip
+    assert document["manifest"]["split"]["stages"] == 2
+    assert 0.5 < document["bytes_over_plain"] <= 1.0
+    said = typed("plan", run, "--peers", peers).out
+    for words in ("load", "stage-1.v3of4", "5 at least, one for each variant of each stage", "times as much as with"):
+        assert words in said
+    peers.write_text(peers.read_text().replace("[4, 2, 1, 1]", "[1, 1]"))
+    refused = typed("plan", run, "--peers", peers)
+    assert (refused.code, "4 numbers, one for each kind of text" in refused.err) == (EXIT_USAGE, True)
+    peers.write_text(GPU.replace("count = 3", "count = 5"))
+    few = typed("plan", run, "--peers", peers)
+    assert (few.code, "5 stage hosts, one for each variant of each stage, and a trainer" in few.err) == (
+        EXIT_ERROR,
+        True,
+    )
+
+
+def test_plan_of_stages_that_share_says_what_a_step_takes_before_and_after_they_part(
+    tmp_path: Path, peers: Path, typed: Typed
+) -> None:
+    run = tmp_path / "shared.toml"
+    run.write_text(SHARED)
+    document = typed("plan", run, "--peers", peers, "--json").json
+    assert len(set(document["manifest"]["split"]["layers_per_stage"])) == 1
+    assert document["shared"]["until_step"] == 40
+    said = typed("plan", run, "--peers", peers).out
+    for words in (
+        "until step 40 any host serves every stage",
+        "1 at least before that step",
+        "with stages that have parted",
+    ):
+        assert words in said
+    run.write_text(SHARED.replace("delink_at = 40", ""))
+    always = typed("plan", run, "--peers", peers, "--json").json
+    assert [one["part"].partition("-")[0] for one in always["parts"]] == ["shared", "trainers"]
+    assert always["bytes_over_plain"] >= 1.0
+    assert always["shared"] is None
 
 
 def test_plan_is_an_error_where_a_run_file_is_wrong(tmp_path: Path) -> None:

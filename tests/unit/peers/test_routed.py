@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_shards.build import build_shard
 from data_shards.router import Router, described
 from data_shards.tokenize import Tokenizer
+from peers.checkpoints.choose_checkpoint import choose_step
 from peers.cli.app import run as swarm
+from peers.commands.evaluate import held_out_loss, load_to_ask
 from peers.home.run_directory import RunDirectory
 from swarm.config import StartWhen
 from swarm.ids import stage_part
@@ -75,6 +78,14 @@ def test_each_text_has_the_loss_of_the_model_of_its_kind(run: RunDirectory, expo
         assert [one["loss"] for one in found] == pytest.approx([alone[0], alone[3]], rel=1e-5)  # type: ignore[attr-defined]
 
 
+def test_held_out_text_is_foretold_by_the_model_of_its_kind(run: RunDirectory, tmp_path: Path) -> None:
+    chosen, tokenizer = choose_step(run), run.tokenizer.read_bytes()
+    for path, text in (("0", LAW), ("1", CODE)):
+        build_shard(tmp_path / path, [text * 9], tokenizer)
+        both, alone = (held_out_loss(load_to_ask(s), s, tmp_path / path) for s in (chosen, chosen.on_path(path)))
+        assert both == pytest.approx(alone, rel=1e-5)
+
+
 @pytest.mark.parametrize(("path", "prompt"), [("0", LAW), ("1", CODE)])
 def test_prompt_is_continued_by_the_model_of_its_kind(
     run: RunDirectory, exported: Path, asked: Asked, path: str, prompt: str
@@ -113,15 +124,15 @@ def test_one_path_is_exported_alone_as_it_is_among_all(run: RunDirectory, tmp_pa
 def test_model_of_an_owned_expert_is_not_there_and_the_others_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    split = {"stages": 2, "variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
-    kept = kept_run()
+    asked = {"stages": 2, "variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
+    kept, split = kept_run(), SplitConfig.model_validate(asked)
     parts = {
-        "split": SplitConfig.model_validate(split),
+        "split": split,
         "run": kept.manifest.run.model_copy(update={"start_when": START}),
     }
     admission = kept.manifest.admission.model_copy(update={"mode": "token"})
     kept = replace(kept, manifest=kept.manifest.model_copy(update=parts | {"admission": admission}))
-    run = kept.keep(tmp_path / "run", 10, [part for part in parts["split"].parts if part != CODE_PART])
+    run = kept.keep(tmp_path / "run", 10, [part for part in split.parts if part != CODE_PART])
     export = ["export", "--run", str(run.root), "--out"]
     assert swarm([*export, str(tmp_path / "law"), "--path", "law"]) == 0
     capsys.readouterr()

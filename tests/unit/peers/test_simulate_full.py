@@ -69,6 +69,33 @@ def test_full_moves_hosts_by_the_rule_ours(tmp_path: Path) -> None:
     assert found.steps[-1].fewest == 2
 
 
+VARIANTS = """
+[run]
+start_when = { stage_hosts = 3, trainers = 2 }
+[split]
+stages = 2
+variants = [1, 2]
+route_by = "domain"
+domains = ["law", "code"]
+"""
+
+
+def test_full_plays_variants_and_stages_that_part(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(VARIANTS)
+    path, model = tmp_path / "scenario.toml", str(tmp_path / "run.toml")
+    path.write_text(
+        SCENARIO.replace("tiny", model).replace("stages = 2", "kinds = [1, 2]").replace("train = 1", "train = 2")
+    )
+    found = FullPlay(case_of(read_scenario(path), path, "full", 1)[0]).run()
+    assert found.held == dict.fromkeys(("stage-0", "stage-1.v0of2", "stage-1.v1of2"), 1)
+    assert len(found.steps) == 3
+    (tmp_path / "run.toml").write_text('[run]\nsteps = 9\n[model]\nshare = "stages"\ndelink_at = 2\n')
+    path.write_text(SCENARIO.replace("tiny", model).replace("steps = 3", "steps = 4"))
+    parted = FullPlay(case_of(read_scenario(path), path, "full", 1)[0]).run()
+    assert [step.fewest for step in parted.steps] == [4, 2, 2, 2]
+    assert parted.held == {"stage-0": 2, "stage-1": 2}
+
+
 def test_full_has_the_rule_that_peers_have_and_no_crowds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.toml"
     path.write_text('rebalance = "swarm"\n' + SCENARIO)

@@ -127,10 +127,30 @@ def test_bad_usage(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
+def test_variants_and_stages_that_share_are_sized_by_who_holds_them(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\nlayers = 6\n[split]\nvariants = [1, 2]\nroute_by = "domain"\ndomains = ["law", "code"]\n')
+    peers = peers_of(tmp_path, entry("box", 8, 8))
+    peers.write_text(f"kinds = [3, 1]\n{peers.read_text()}")
+    manifest, said = founded(file, peers=peers)
+    assert sum(manifest.split.layers_per_stage or ()) == 6
+    assert (manifest.split.stages, manifest.split.variants) == (2, (1, 2))
+    hosts = manifest.run.start_when.stage_hosts
+    assert hosts + manifest.run.start_when.trainers == 8
+    assert {"stage-1.v0of2", "stage-1.v1of2"} <= dict(said).keys()
+    file.write_text('[model]\nlayers = 6\nshare = "stages"\ndelink_at = 9\n')
+    peers.write_text(peers.read_text().partition("\n")[2])
+    shared, _ = founded(file, peers=peers)
+    assert len(set(shared.split.layers_per_stage or ())) == 1
+    file.write_text('[model]\nlayers = 6\nshare = "stages"\nexperts = 4\nexpert_every = 3\n')
+    mixed, _ = founded(file, peers=peers)
+    assert mixed.split.layers_per_stage == (3, 3), "each has its experts in the same place"
+
+
 def test_cut_that_fits_nobody_names_one_that_does(file: Path, tmp_path: Path) -> None:
     plain = load_manifest_of(file)
     peers = peers_of(tmp_path, entry("small", 8, (takes(plain, 1, 3) + takes(plain, 2, 3)) / 2))
-    assert len(read_peers(peers, "float32")) == 1
+    assert len(read_peers(peers, plain).classes) == 1
     with pytest.raises(
         CommandError, match="no layout with 2 stages and microbatches of 1 row fits these 8 peers"
     ) as no:

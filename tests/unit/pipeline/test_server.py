@@ -14,7 +14,7 @@ from blake3 import blake3
 from swarm.consensus.roster import Roster
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated
-from swarm.ids import JourneyKey, StepWork
+from swarm.ids import JourneyKey, StepWork, stage_part
 from swarm.membership.roles import _participants
 from swarm.pipeline.messages import BACKWARD, EVALUATE, FORWARD, Backward, Drop, Evaluate, Forward
 from swarm.pipeline.seals import Content, hash_of, told_digest
@@ -307,7 +307,7 @@ async def test_server_keeps_half_of_its_places_from_a_trainer_that_would_fill_th
     two, anybody = frozenset([TRAINER, ALIEN]), places(3).stages
     homes = Borders({ME: "ours", TRAINER: "ours", ALIEN: "theirs"})
     assert not Participants(two, anybody, homes).shared(ME, TRAINER), "those of another organisation get nothing here"
-    rested = _participants(Roster([listed(one, "trainer", None) for one in two], unfed={ALIEN: 9}))
+    rested = _participants(Roster([listed(one, "trainer", None) for one in two], unfed={ALIEN: 9}), stage_part(1))
     assert [rested.shared(ME, trainer) for trainer in (TRAINER, ALIEN)] == [False, True], "nothing counts of that one"
     scene.replica.open_step(1, Participants(two, anybody))
     async with working(scene.replica):

@@ -7,7 +7,7 @@ import pytest
 
 from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
-from swarm.planning.alternatives import HOST_LINK, alone, mfu, slices, tensors
+from swarm.planning.alternatives import HOST_LINK, alone, carried, mfu, slices, tensors
 from swarm.planning.costs import palm_flops_per_token, training_flops_per_token
 from swarm.planning.predict import HOP_S, UPDATE_S, expected_pace, predict, whole_microbatches_s
 from swarm.planning.workload import PartLayout, PartNeeds, PeerClass, Workload
@@ -40,6 +40,34 @@ def test_predict_of_a_compute_bound_layout_adds_up() -> None:
     )
     assert not found.problems
     assert found.tokens_s == pytest.approx(6400 / found.step_s)
+
+
+def test_variants_are_as_fast_as_their_load_lets_them_be() -> None:
+    """Two of the second stage, of which one has three quarters of the text, and three of its four hosts."""
+    work = replace(WORK, loads=((1.0,), (0.75, 0.25)))
+    found = predict(work, [PEER], replace(LAYOUT, places=((4,), (3,), (1,), (1,))))
+    each = 3 * 2e6 * 400 / 1e9 + HOP_S
+    assert [one.name for one in found.parts] == ["stage-0", "stage-1.v0of2", "stage-1.v1of2", "trainers"]
+    assert [one.rate for one in found.parts[:3]] == pytest.approx([4 / each] * 3)
+    plain = predict(WORK, [PEER], replace(LAYOUT, places=((4,), (4,), (1,))))
+    assert found.journey_s == pytest.approx(plain.journey_s), "a microbatch passes one of them"
+    assert found.feeding_s == pytest.approx(plain.feeding_s)
+    assert carried(work, found).over_plain == pytest.approx((64 * 2e5 * 3 + 8 * 2e6 * 5) / (64 * 2e5 * 3 + 8 * 2e6 * 6))
+    uneven = predict(work, [PEER], replace(LAYOUT, places=((4,), (2,), (2,), (1,))))
+    assert uneven.rate == pytest.approx(2 / each / 0.75)
+
+
+def test_stages_that_share_a_part_are_served_by_all_hosts() -> None:
+    work = replace(WORK, alike=1, shared=True)
+    found = predict(work, [PEER], replace(LAYOUT, places=((3,), (1,))))
+    each = 3 * 2e6 * 400 / 1e9 + HOP_S
+    assert [one.name for one in found.parts] == ["shared-2", "trainers"]
+    assert found.parts[0].rate == pytest.approx(3 / each / 2), "each microbatch passes twice"
+    apart = predict(WORK, [PEER], replace(LAYOUT, places=((2,), (1,), (1,))))
+    assert found.rate > apart.rate, "two stages cannot have one and a half each"
+    assert found.journey_s == pytest.approx(apart.journey_s)
+    assert found.parts[0].memory.state == apart.parts[0].memory.state
+    assert carried(work, found).over_plain > 1.0, "three average what two and one alone would"
 
 
 def test_predict_names_links_where_they_are_slower() -> None:
@@ -144,6 +172,10 @@ def test_tensors_pay_where_no_layers_are_left_to_cut_between() -> None:
     assert finest is not None
     assert finest.worth_it
     quick = replace(gpu, flops=1e15)
-    carried = tensors(WORK, [quick], predict(WORK, [quick], single))
-    assert carried is not None
-    assert not carried.worth_it, "what goes between devices takes longer than a device computes"
+    sent = tensors(WORK, [quick], predict(WORK, [quick], single))
+    assert sent is not None
+    assert not sent.worth_it, "what goes between devices takes longer than a device computes"
+    work = replace(WORK, loads=((1.0,), (0.25, 0.75)))
+    busy = tensors(work, [gpu], predict(work, [gpu], replace(LAYOUT, places=((2,), (1,), (1,), (1,)))))
+    assert busy is not None
+    assert (busy.stage, busy.whole_s) == ("stage-1.v1of2", found.whole_s), "of variants the one with the most text"

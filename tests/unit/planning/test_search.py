@@ -93,6 +93,26 @@ def test_search_gives_peers_with_little_memory_shorter_stages() -> None:
     assert all(best.layout.stages[at] == 1 for at in small)
 
 
+@pytest.mark.parametrize("memory", [8.0, 0.55])
+def test_search_gives_a_busy_variant_more_hosts(memory: float) -> None:
+    work = replace(WORK, loads=((1.0,), (0.6, 0.2, 0.2)))
+    found = search(work, [replace(PEER, count=12, memory=memory * GIB)])
+    assert {len(one.layout.stages) for one in found} == {2}, "as many as the manifest gives numbers for"
+    best = found[0]
+    hosts = [sum(here) for here in best.layout.places[:-1]]
+    assert hosts[1] > max(hosts[2:4]) >= min(hosts[2:4]) >= 1
+    assert min(part.rate for part in best.parts[1:4]) > 0.4 * max(part.rate for part in best.parts[1:4])
+    assert not search(work, [replace(PEER, count=4)]), "one for each of four parts, and a trainer"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_stages_that_are_alike_have_as_many_layers(shared: bool) -> None:
+    work = replace(WORK, alike=1, shared=shared)
+    found = search(work, [replace(PEER, name="a", count=3), replace(PEER, name="b", count=3, flops=3e9)])
+    assert {one.layout.stages for one in found} <= {(2, 2), (1, 1, 1, 1)}
+    assert all(len(one.layout.places) == (2 if shared else len(one.layout.stages) + 1) for one in found)
+
+
 def test_large_cases_are_dealt_out() -> None:
     work = replace(WORK, layers=32, rows=2048)
     classes = [replace(PEER, name=f"c{n}", count=60, flops=1e9 * (n + 1)) for n in range(4)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peers.chaos.schedule import Removal
-from swarm.ids import PeerId, StepWork
+from swarm.ids import PeerId, StepWork, stage_part
 from swarm.sim.flow import PacedFlow
 from swarm.sim.journeys import JourneysPlay
 from swarm.sim.machines import Heap, LinkedMachine, PieceOfWork, SimReplica, microbatch, send
@@ -87,7 +87,7 @@ def test_large_messages_wait_for_each_other_and_small_ones_overtake() -> None:
 
 def test_replica_works_backward_before_forward_before_weights() -> None:
     heap, done = Heap(), list[tuple[str, float]]()
-    replica = SimReplica(up=1e9, down=1e9, part_s=0.0, heap=heap, peer=PeerId("A"), stage=0, whole_s=3.0)
+    replica = SimReplica(up=1e9, down=1e9, part_s=0.0, heap=heap, peer=PeerId("A"), part=stage_part(0), whole_s=3.0)
     numbers = itertools.count()
     for kind in ("forward", "weights", "forward", "backward", "again"):
         work = StepWork(1, microbatch(PeerId("T"), next(numbers)))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from peers.chaos.schedule import Removal
+from swarm.columns import stage_parts
+from swarm.ids import shared_part, stage_part
 from swarm.planning.workload import PartNeeds, PeerClass, Workload
 from swarm.sim.flow import PacedFlow
+from swarm.sim.journeys import JourneysPlay
 from swarm.sim.simulation import SimulationCase, SimulationResult, quantile
 from swarm.sim.turnover import FlowCase, SimMachine, Turnover
 
@@ -50,6 +54,50 @@ def test_death_slows_its_stage_and_its_work_is_done_again() -> None:
     found = play(gone(whole / 2, 0))
     assert found.steps[0].seconds > whole * 1.15, "a third less for half of the step, and an eighth of it again"
     assert found.steps[1].seconds == pytest.approx(whole * 4 / 3, rel=0.02)
+
+
+LAW, CODE = stage_part(1, 0, 2), stage_part(1, 1, 2)
+
+
+def of_variants(*trace: Removal, **more: Any) -> SimulationCase:
+    """As :func:`case`, with two variants of the second stage: three of four microbatches pass the first."""
+    plain, loads = case(*trace, **more), {LAW: 0.75, CODE: 0.25}
+    turnover = replace(plain.turnover, parts=stage_parts(2, (1, 2)), load=loads)
+    return replace(plain, turnover=turnover, work=replace(plain.work, loads=((1.0,), (0.75, 0.25))), kinds=(0.75, 0.25))
+
+
+def shared_until(step: int, *trace: Removal, **more: Any) -> SimulationCase:
+    plain = case(*trace, **more)
+    turnover = replace(plain.turnover, parts=(shared_part(2),), delink_at=step)
+    return replace(plain, turnover=turnover, work=replace(plain.work, alike=1, shared=not step))
+
+
+@pytest.mark.parametrize("played", [PacedFlow, JourneysPlay])
+def test_rule_moves_hosts_to_the_variant_that_more_microbatches_pass(
+    played: type[PacedFlow | JourneysPlay],
+) -> None:
+    still, moved = (played(of_variants(hosts=9, steps=6, rule=rule)).run() for rule in ("none", "ours"))
+    assert (still.held[LAW], still.held[CODE]) == (3, 3)
+    assert moved.held[LAW] > moved.held[CODE] >= 1
+    assert moved.steps[-1].seconds < still.steps[-1].seconds
+
+
+@pytest.mark.parametrize("played", [PacedFlow, JourneysPlay])
+def test_stages_part_with_a_record_and_lose_nothing_but_the_spare_host(
+    played: type[PacedFlow | JourneysPlay],
+) -> None:
+    found = played(shared_until(3, hosts=5, steps=6)).run()
+    assert found.held == {stage_part(0): 3, stage_part(1): 2}
+    assert found.steps[1].fewest == 5
+    assert found.steps[4].seconds > 1.15 * found.steps[1].seconds, "five halves before, two after"
+    assert played(shared_until(0, hosts=5, steps=6)).run().held == {shared_part(2): 5}
+
+
+def test_stages_that_are_to_part_wait_for_a_host_each() -> None:
+    found = PacedFlow(shared_until(2, gone(1.0, 0, back_s=900.0), hosts=2, steps=4)).run()
+    assert len(found.steps) == 4
+    assert found.steps[1].closed_s > 900.0 > found.steps[0].closed_s
+    assert found.held == {stage_part(0): 1, stage_part(1): 1}
 
 
 def test_another_machine_is_let_in_with_a_record() -> None:
