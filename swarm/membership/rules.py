@@ -152,7 +152,8 @@ def move_rules(manifest: Manifest) -> MoveRules:
 def admission_policy(manifest: Manifest) -> AdmissionPolicy:
     """Return what the manifest says of who may take part, and hold what."""
     split = manifest.split
-    return AdmissionPolicy(manifest.run_id, manifest.admission, split.own_routes, split.owners)
+    owners = {str(part): organisation for part, organisation in split.owners.items()}
+    return AdmissionPolicy(manifest.run_id, manifest.admission, split.own_routes, owners)
 
 
 def late_rules(manifest: Manifest) -> LateRules:

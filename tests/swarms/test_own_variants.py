@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from peers.chaos.invariants.check import check_run
+from peers.commands.history import read
+from peers.commands.history_source import HistorySource
 from peers.simulate.local_swarm import founder_id
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.errors import Ending, Refused, RunEnded
@@ -142,6 +144,11 @@ def test_owners_last_host_may_leave_and_no_step_is_lost_by_that(tmp_path: Path) 
     assert not swarm.events(StepGivenUp)
     assert holders(swarm, CODE) == []
     assert swarm.choices()[STEPS] == {0}
+    newest = read(HistorySource(tmp_path / "bootstrap" / "history.jsonl"), last=1, verify=False).rows[-1]
+    assert [(one.part, one.hosts > 0, one.passed > 0) for one in newest.variants] == [
+        (stage_part(1, 0, 2), True, True),
+        (CODE, False, False),
+    ]
 
 
 QUESTIONS: tuple[tuple[Rpc[Any, Any], Any], ...] = (

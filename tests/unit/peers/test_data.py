@@ -60,14 +60,8 @@ def _of(organisation: str) -> Credential:
 def test_domain_that_an_organisation_keeps_to_itself_is_for_its_hosts_and_trainers(role: Role) -> None:
     split = {"stages": 2, "variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
     issuer = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-    sections = {
-        "split": split,
-        "run": {"start_when": {"stage_hosts": 3}},
-        "model": {"layers": 2},
-        "tokenizer": {"digest": "0" * 64},
-        "admission": {"mode": "token", "issuers": (issuer,)},
-    }
-    manifest = parse_manifest(sections, "the test")
+    sections = {"split": split, "run": {"start_when": {"stage_hosts": 3}}, "tokenizer": {"digest": "0" * 64}}
+    manifest = parse_manifest(sections | {"admission": {"mode": "token", "issuers": (issuer,)}}, "the test")
     for shown in (None, _of("acme")):  # an issuer shows none, and others look at what it is of
         assert domain_of(manifest, "code", role, shown) == 1
     assert domain_of(manifest, "law", role, _of("mary")) == 0

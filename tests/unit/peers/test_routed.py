@@ -124,16 +124,15 @@ def test_one_path_is_exported_alone_as_it_is_among_all(run: RunDirectory, tmp_pa
 def test_model_of_an_owned_expert_is_not_there_and_the_others_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    split = {"stages": 2, "variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
-    kept = kept_run()
-    cut = SplitConfig.model_validate(split)
+    asked = {"stages": 2, "variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
+    kept, split = kept_run(), SplitConfig.model_validate(asked)
     parts = {
-        "split": cut,
+        "split": split,
         "run": kept.manifest.run.model_copy(update={"start_when": START}),
     }
     admission = kept.manifest.admission.model_copy(update={"mode": "token"})
     kept = replace(kept, manifest=kept.manifest.model_copy(update=parts | {"admission": admission}))
-    run = kept.keep(tmp_path / "run", 10, [part for part in cut.parts if part != CODE_PART])
+    run = kept.keep(tmp_path / "run", 10, [part for part in split.parts if part != CODE_PART])
     export = ["export", "--run", str(run.root), "--out"]
     assert swarm([*export, str(tmp_path / "law"), "--path", "law"]) == 0
     capsys.readouterr()

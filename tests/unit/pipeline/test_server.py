@@ -307,8 +307,7 @@ async def test_server_keeps_half_of_its_places_from_a_trainer_that_would_fill_th
     two, anybody = frozenset([TRAINER, ALIEN]), places(3).stages
     homes = Borders({ME: "ours", TRAINER: "ours", ALIEN: "theirs"})
     assert not Participants(two, anybody, homes).shared(ME, TRAINER), "those of another organisation get nothing here"
-    roster = Roster([listed(one, "trainer", None) for one in two], unfed={ALIEN: 9})
-    rested = _participants(roster, stage_part(1))
+    rested = _participants(Roster([listed(one, "trainer", None) for one in two], unfed={ALIEN: 9}), stage_part(1))
     assert [rested.shared(ME, trainer) for trainer in (TRAINER, ALIEN)] == [False, True], "nothing counts of that one"
     scene.replica.open_step(1, Participants(two, anybody))
     async with working(scene.replica):

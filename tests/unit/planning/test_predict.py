@@ -172,6 +172,10 @@ def test_tensors_pay_where_no_layers_are_left_to_cut_between() -> None:
     assert finest is not None
     assert finest.worth_it
     quick = replace(gpu, flops=1e15)
-    carried = tensors(WORK, [quick], predict(WORK, [quick], single))
-    assert carried is not None
-    assert not carried.worth_it, "what goes between devices takes longer than a device computes"
+    sent = tensors(WORK, [quick], predict(WORK, [quick], single))
+    assert sent is not None
+    assert not sent.worth_it, "what goes between devices takes longer than a device computes"
+    work = replace(WORK, loads=((1.0,), (0.25, 0.75)))
+    busy = tensors(work, [gpu], predict(work, [gpu], replace(LAYOUT, places=((2,), (1,), (1,), (1,)))))
+    assert busy is not None
+    assert (busy.stage, busy.whole_s) == ("stage-1.v1of2", found.whole_s), "of variants the one with the most text"
