@@ -71,6 +71,15 @@ def join(peer: str, part: PartName, organisation: str, state: str | None = None,
     return Admission(step=9, member=who, signature=ANY, credential=grant(peer, organisation), state=state)
 
 
+STEP_RULES = StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, max_members=9, reproducible=False,
+                       optimizer=OptimizerConfig(), choices=2)  # fmt: skip
+
+
+def done(trainer: str, *hosts: str, choice: int) -> Contribution:
+    microbatch = MicrobatchId(PeerId(trainer), "0" * 16, 0, 0)
+    return Contribution(microbatch=microbatch, tokens=5, loss_sum=1.0, route=("a1", *hosts), choice=choice)
+
+
 def test_variant_is_kept_by_who_keeps_all_domains_that_pass_it() -> None:
     assert SPLIT.owners == {CODE: "acme"}
     more = {"domains": ("law", "code", "poems", "trade"), "own": {"code": "acme", "trade": "acme", "law": "mary"}}
@@ -165,6 +174,26 @@ def test_step_that_lost_its_last_host_is_given_up_without_it_and_its_trainers_wa
         RULES.give_up(alone, Changes(absent=lost))
 
 
+def test_run_does_not_go_on_without_a_stage_of_which_every_expert_is_kept_and_nobody_has_one() -> None:
+    owners = {str(LAW): "mary", str(CODE): "acme"}
+    there = roster()
+    assert there.admissions is not None
+    said = there.admissions.model_copy(update={"owners": owners})
+    rules = ChangeRules(
+        RosterRules(RUN, 20, admission=replace(POLICY, owners={LAW: "mary", CODE: "acme"})), lambda *_: True
+    )
+    both, one = Roster(there.members, said), Roster(roster("c1").members, said)
+    assert one.feeding() == ("tw",)
+    for before, absent in ((both, ("c1", "w1", "w2")), (one, ("w1", "w2"))):
+        lost = tuple(map(PeerId, absent))
+        with pytest.raises(Refused, match="no trainer's microbatches have a way"):
+            rules.give_up(OpenStepFacts(9, before, "0" * 64), Changes(absent=lost))
+        without = Roster((one for one in before.members if one.peer not in absent), said)
+        assert (without.feeding(), without.columns()[1]) == ((), ())
+        with pytest.raises(Violation, match="a route of 1 replicas through 2 stages"):
+            STEP_RULES.check_contribution(without, done("tw", choice=0))
+
+
 def test_run_in_which_nobody_feeds_any_more_waits_for_a_trainer_or_its_owners_host() -> None:
     away = now("c1")
     assert lost_parts(away.roster, ()) == ()
@@ -200,16 +229,9 @@ def test_its_digest_stays_until_a_host_says_another() -> None:
 
 
 def test_trainer_feeds_the_domain_that_it_joined_with_alone() -> None:
-    rules = StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, max_members=9, reproducible=False,
-                      optimizer=OptimizerConfig(), choices=2)  # fmt: skip
-
-    def done(trainer: str, host: str, choice: int) -> Contribution:
-        microbatch = MicrobatchId(PeerId(trainer), "0" * 16, 0, 0)
-        return Contribution(microbatch=microbatch, tokens=5, loss_sum=1.0, route=("a1", host), choice=choice)
-
-    rules.check_contribution(roster(), done("tc", "c1", 1))
+    STEP_RULES.check_contribution(roster(), done("tc", "c1", choice=1))
     with pytest.raises(Violation, match="of a trainer of choice 0"):
-        rules.check_contribution(roster(), done("tw", "c1", 1))
+        STEP_RULES.check_contribution(roster(), done("tw", "c1", choice=1))
 
 
 def candidates(*hosts: str) -> list[Candidate]:
