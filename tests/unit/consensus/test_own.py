@@ -27,7 +27,7 @@ from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.credentials import Credential, Grant, SignedGrant
 from swarm.step.blocked import awaited_holders, awaited_near
-from swarm.step.decisions import given_up, kept_digests
+from swarm.step.decisions import given_up, gone_back, kept_digests
 from swarm.step.moves import MoveRules
 from swarm.step.rules import StepRules
 from tests.harness.rigs.consensus import RUN
@@ -226,6 +226,17 @@ def test_its_digest_stays_until_a_host_says_another() -> None:
     )
     assert kept_digests(before, Changes()) == {CODE: STATE}
     assert kept_digests(before, Changes(joins=(join("x", CODE, "acme", "f" * 64),))) == {CODE: "f" * 64}
+
+
+def test_run_goes_back_to_no_checkpoint_without_its_host_whoever_else_could_be_given_it() -> None:
+    digests = {str(part): "e" * 64 for part in SPLIT.parts}
+    away, whole = roster("c1"), roster()
+    to = any_record(roster=whole.members, admissions=whole.admissions, digests=digests)
+    head = any_record(step=to.step + 2, roster=away.members, admissions=away.admissions, digests=digests)
+    with pytest.raises(Refused, match=f"no host of {CODE} is there, which acme keeps to itself"):
+        gone_back(head, 0, Roster(away.members), (), 9, to)
+    back = gone_back(head, 0, Roster(whole.members), (), 9, to)
+    assert back.members.replicas(CODE) == ("c1",)
 
 
 def test_trainer_feeds_the_domain_that_it_joined_with_alone() -> None:
