@@ -235,7 +235,7 @@ class Roster:
     def _way(self, choice: int | None) -> tuple[tuple[PeerId, ...], ...]:
         """Return who may stand in each column; with a choice, of stages with variants. Each found once."""
         if choice not in self._ways:
-            parts = columns(self.parts)
+            parts = columns((*self.parts, *self.paused))  # a column of which nobody holds a part is one all the same
             taken = [[part for part in each if choice is None or takes(part, choice)] for each in parts]
             self._ways[choice] = tuple(tuple(peer for part in each for peer in self.replicas(part)) for each in taken)
         return self._ways[choice]

@@ -183,7 +183,8 @@ class Following:
         lacks = await self._publish(decision, PartName(roster[me].part or "") if inside else None)
         held = self._holding.part
         # Who leaves may hold none of it; and of a part that nobody holds yet the record has what was, not what is here.
-        has = set(record.digests).difference(roster.paused)
+        # Of one whose last host leaves it has what is here, and nobody else has that.
+        has = set(record.digests).difference(() if self._at.departed else roster.paused)
         kept = None if held is None or held.spec.name not in has else held
         await self._run.keeper.decided(decision, kept, departed=self._at.departed)
         if self._run.rules.over(record) or self._at.departed:

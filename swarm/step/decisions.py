@@ -15,7 +15,7 @@ from swarm.consensus.placement import holding
 from swarm.consensus.records import CloseRecord, Contribution, GradientLengths, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.consensus.trials import Trial
-from swarm.errors import OutOfSync
+from swarm.errors import OutOfSync, Refused
 from swarm.ids import PartName, PeerId
 from swarm.optim.clipping import usual_lengths
 from swarm.schema import MAX_BYTES_PER_S
@@ -207,7 +207,11 @@ def gone_back(
     member computes the same. Weights and cursors are those of then, and so are the parts that hosts hold; who takes
     part, and what is known of links and of how busy variants are, are of now. What replicas were owed for a close that
     they had missed is of steps that do not count; whom the run takes nothing from since then rests on, by no words of
-    such steps."""
+    such steps. Raises Refused where nobody holds what an organisation keeps to itself: hosts of others would be given
+    it."""
+    kept = [part for part in head.members.owners if part in to.digests and not roster.replicas(PartName(part))]
+    if kept:
+        raise Refused(f"no host of {kept[0]} is there, which {head.members.owners[kept[0]]} keeps to itself")
     opens = to.step + 1  # all take part from there on, whatever they joined
     rest = {peer: one.rest for peer, one in head.trials.items() if one.times > to.trials.get(peer, Trial()).times}
     members = tuple(one.model_copy(update={"since": min(one.since, opens)}) for one in roster.members)

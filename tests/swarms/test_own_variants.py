@@ -149,6 +149,9 @@ def test_owners_last_host_may_leave_and_no_step_is_lost_by_that(tmp_path: Path) 
         (stage_part(1, 0, 2), True, True),
         (CODE, False, False),
     ]
+    left = min(one["step"] for one in swarm.history() if one["step"] > 2 and not holders(swarm, CODE, one["step"]))
+    kept = swarm.root / f"kept-{HOST}"
+    assert max(path.parent.name for path in kept.rglob(f"{CODE}.safetensors")) == f"step-{left:08d}", "its last state"
 
 
 QUESTIONS: tuple[tuple[Rpc[Any, Any], Any], ...] = (

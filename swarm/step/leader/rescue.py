@@ -260,7 +260,11 @@ class Rescuing:
         else:
             changes, roster, said = granted
             most = context.rules.max_members
-            record = gone_back(head, self._term, roster, changes.absent, most, proof.record)
+            try:
+                record = gone_back(head, self._term, roster, changes.absent, most, proof.record)
+            except Refused as refused:
+                self._in_the_way = f"the run then goes back to step {proof.record.step}, but {refused.reason}"
+                return None
             return self._proposed(record, changes.model_copy(update={"back": proof, "wanted": self._wanted}), said)
         return None
 

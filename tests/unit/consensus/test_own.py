@@ -27,7 +27,7 @@ from swarm.models.spec import SplitConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.credentials import Credential, Grant, SignedGrant
 from swarm.step.blocked import awaited_holders, awaited_near
-from swarm.step.decisions import given_up, kept_digests
+from swarm.step.decisions import given_up, gone_back, kept_digests
 from swarm.step.moves import MoveRules
 from swarm.step.rules import StepRules
 from tests.harness.rigs.consensus import RUN
@@ -69,6 +69,15 @@ def join(peer: str, part: PartName, organisation: str, state: str | None = None,
     role = "trainer" if part == ENDS else "stage"
     who = Member(peer=peer, role=role, name=peer, part=part, addresses=(), choice=choice)
     return Admission(step=9, member=who, signature=ANY, credential=grant(peer, organisation), state=state)
+
+
+STEP_RULES = StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, max_members=9, reproducible=False,
+                       optimizer=OptimizerConfig(), choices=2)  # fmt: skip
+
+
+def done(trainer: str, *hosts: str, choice: int) -> Contribution:
+    microbatch = MicrobatchId(PeerId(trainer), "0" * 16, 0, 0)
+    return Contribution(microbatch=microbatch, tokens=5, loss_sum=1.0, route=("a1", *hosts), choice=choice)
 
 
 def test_variant_is_kept_by_who_keeps_all_domains_that_pass_it() -> None:
@@ -165,6 +174,26 @@ def test_step_that_lost_its_last_host_is_given_up_without_it_and_its_trainers_wa
         RULES.give_up(alone, Changes(absent=lost))
 
 
+def test_run_does_not_go_on_without_a_stage_of_which_every_expert_is_kept_and_nobody_has_one() -> None:
+    owners = {str(LAW): "mary", str(CODE): "acme"}
+    there = roster()
+    assert there.admissions is not None
+    said = there.admissions.model_copy(update={"owners": owners})
+    rules = ChangeRules(
+        RosterRules(RUN, 20, admission=replace(POLICY, owners={LAW: "mary", CODE: "acme"})), lambda *_: True
+    )
+    both, one = Roster(there.members, said), Roster(roster("c1").members, said)
+    assert one.feeding() == ("tw",)
+    for before, absent in ((both, ("c1", "w1", "w2")), (one, ("w1", "w2"))):
+        lost = tuple(map(PeerId, absent))
+        with pytest.raises(Refused, match="no trainer's microbatches have a way"):
+            rules.give_up(OpenStepFacts(9, before, "0" * 64), Changes(absent=lost))
+        without = Roster((one for one in before.members if one.peer not in absent), said)
+        assert (without.feeding(), without.columns()[1]) == ((), ())
+        with pytest.raises(Violation, match="a route of 1 replicas through 2 stages"):
+            STEP_RULES.check_contribution(without, done("tw", choice=0))
+
+
 def test_run_in_which_nobody_feeds_any_more_waits_for_a_trainer_or_its_owners_host() -> None:
     away = now("c1")
     assert lost_parts(away.roster, ()) == ()
@@ -199,17 +228,21 @@ def test_its_digest_stays_until_a_host_says_another() -> None:
     assert kept_digests(before, Changes(joins=(join("x", CODE, "acme", "f" * 64),))) == {CODE: "f" * 64}
 
 
+def test_run_goes_back_to_no_checkpoint_without_its_host_whoever_else_could_be_given_it() -> None:
+    digests = {str(part): "e" * 64 for part in SPLIT.parts}
+    away, whole = roster("c1"), roster()
+    to = any_record(roster=whole.members, admissions=whole.admissions, digests=digests)
+    head = any_record(step=to.step + 2, roster=away.members, admissions=away.admissions, digests=digests)
+    with pytest.raises(Refused, match=f"no host of {CODE} is there, which acme keeps to itself"):
+        gone_back(head, 0, Roster(away.members), (), 9, to)
+    back = gone_back(head, 0, Roster(whole.members), (), 9, to)
+    assert back.members.replicas(CODE) == ("c1",)
+
+
 def test_trainer_feeds_the_domain_that_it_joined_with_alone() -> None:
-    rules = StepRules(run=RUN, steps=9, target=1, max_share=1.0, max_tokens=9, max_members=9, reproducible=False,
-                      optimizer=OptimizerConfig(), choices=2)  # fmt: skip
-
-    def done(trainer: str, host: str, choice: int) -> Contribution:
-        microbatch = MicrobatchId(PeerId(trainer), "0" * 16, 0, 0)
-        return Contribution(microbatch=microbatch, tokens=5, loss_sum=1.0, route=("a1", host), choice=choice)
-
-    rules.check_contribution(roster(), done("tc", "c1", 1))
+    STEP_RULES.check_contribution(roster(), done("tc", "c1", choice=1))
     with pytest.raises(Violation, match="of a trainer of choice 0"):
-        rules.check_contribution(roster(), done("tw", "c1", 1))
+        STEP_RULES.check_contribution(roster(), done("tw", "c1", choice=1))
 
 
 def candidates(*hosts: str, choice: int | None = None) -> list[Candidate]:
