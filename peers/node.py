@@ -64,7 +64,7 @@ from swarm.membership.admission import open_gate
 from swarm.membership.composition import compose
 from swarm.membership.contact import cannot_reach, find_run
 from swarm.membership.membership import Membership
-from swarm.membership.parts import check_devices
+from swarm.membership.parts import check_strips
 from swarm.membership.roles import PeerContext
 from swarm.membership.survey import FirstContact
 from swarm.membership.vitals import VitalsBoard, VitalsService
@@ -256,7 +256,7 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, named = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
-        check_devices(manifest, device.torch_devices)
+        check_strips(manifest, device.torch_devices)
         shown = self._settings.credential
         admission = open_gate(manifest, endpoint, None if shown is None else credential_of(shown))
         files = await asyncio.to_thread(files_here, manifest.model, self._settings)
