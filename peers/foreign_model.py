@@ -165,11 +165,11 @@ def check_parts(model: HfConfig, split: SplitConfig) -> None:
     import torch
 
     from swarm.models.hf.hf_family import HfFamily
-    from swarm.models.sharded import shards_of
+    from swarm.models.strips import strips_of
 
     family, here = HfFamily(model), [torch.device("cpu")]
     built = [family.build(spec) for spec in family.parts(split)]
-    cut = [shards_of(part, family.layout(part), family.tensor_plan, split.tensor, here) for part in built]
+    cut = [strips_of(part, family.layout(part), family.tensor_plan, split.tensor, here) for part in built]
     if split.tensor > 1 and not any(cut):
         why = "no layer of its kind can be cut: swarm model check says why"
         raise ConfigError("split.tensor", split.tensor, "1 for this model", "Leave it out.", why=why)

@@ -64,7 +64,7 @@ from swarm.membership.admission import open_gate
 from swarm.membership.composition import compose
 from swarm.membership.contact import cannot_reach, find_run
 from swarm.membership.membership import Membership
-from swarm.membership.parts import check_devices
+from swarm.membership.parts import check_strips
 from swarm.membership.roles import PeerContext
 from swarm.membership.survey import FirstContact
 from swarm.membership.vitals import VitalsBoard, VitalsService
@@ -257,7 +257,7 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, named = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
-        check_devices(manifest, device.torch_devices)
+        check_strips(manifest, device.torch_devices)
         shown = None if self._settings.credential is None else credential_of(self._settings.credential)
         self._choice = domain_of(manifest, self._settings.options.domain, self._settings.role, shown)
         admission = open_gate(manifest, endpoint, shown)

@@ -494,7 +494,7 @@ def check_routes(manifest: Manifest) -> None:
 
 
 def check_tensor(manifest: Manifest) -> None:
-    """Check whether layers of this run can be cut into so many shards; of a model of transformers that is seen where
+    """Check whether layers of this run can be cut into so many strips; of a model of transformers that is seen where
     one is built. Raises ConfigError."""
     key, number, model = "split.tensor", manifest.split.tensor, manifest.model
     if number == 1:

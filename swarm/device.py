@@ -150,7 +150,7 @@ class DeviceThread:
         host_memory: int | None = None,
     ) -> None:
         """``max_memory`` bytes are what this peer plans with at most, of what the device has, and ``host_memory`` of
-        what the machine has; None: all that is free. Those ``beside`` it have shards of what is computed on it."""
+        what the machine has; None: all that is free. Those ``beside`` it have strips of what is computed on it."""
         sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         keep_freed_memory()
         self._device, self._max_memory, self._host_memory = device, max_memory, host_memory

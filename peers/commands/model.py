@@ -234,7 +234,7 @@ def _sharing_said(share: Mapping[str, Any]) -> str:
 
 def _tensors(family: ModelFamily) -> dict[str, Any]:
     """Return which modules of the layers can be cut across a peer's devices, and why others stay whole."""
-    from swarm.models.sharded import find_cut, kind_of
+    from swarm.models.strips import find_cut, kind_of
 
     cut = find_cut(family.build(family.parts(SplitConfig(stages=1))[0]), family.tensor_plan())
     kinds = dict.fromkeys(_within(kind_of(path)) for path in cut.units)

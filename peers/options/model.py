@@ -201,7 +201,7 @@ class PeerOptions:
         Option(
             metavar="DEVICE", of=_JOIN,
             help="Compute on this device; auto: a GPU that computes, else the CPU. Of several each gets a peer: "
-            "cuda:0,cuda:1. With + one peer has them all, each with shards of every layer: cuda:0+cuda:1.",
+            "cuda:0,cuda:1. With + one peer has them all, each with strips of every layer: cuda:0+cuda:1.",
         ),
     ] = "auto"  # fmt: skip
     max_memory: Annotated[

@@ -82,7 +82,7 @@ def check_memory(around: MemoryContext, name: PartName) -> None:
 
 def part_bytes(manifest: Manifest, spec: PartSpec, *, apart: bool = False) -> dict[MemoryKind, int]:
     """Return what training a part takes in this run besides its activations, at most, by kind; see
-    :func:`~swarm.planning.costs.bytes_by_kind`. Shards have weights of their own, as on a device that is ``apart``."""
+    :func:`~swarm.planning.costs.bytes_by_kind`. Strips have weights of their own, as on a device that is ``apart``."""
     model, local = manifest.model, manifest.averaging.mode == "local"
     apart = apart or spec.tensor > 1
     vectors, exact = full_vectors(update_of(manifest).vectors), manifest.run.reproducible

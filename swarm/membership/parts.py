@@ -56,7 +56,7 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
                 raise
             allowed = f"as many devices as {error.allowed}"
             raise ConfigError("device", _joined(devices), allowed, "Name fewer.", why=error.why) from None
-        if len(devices) > 1 and part.shards is None:
+        if len(devices) > 1 and part.strips is None:
             why = f"nothing of {name} can be cut across devices"
             raise ConfigError("device", _joined(devices), "one device", "Name one.", why=why)
         part.parting = parting_of(manifest, name)
@@ -87,19 +87,19 @@ def _plain(manifest: Manifest, spec: PartSpec, devices: Sequence[torch.device]) 
     )
 
 
-def check_devices(manifest: Manifest, devices: Sequence[torch.device]) -> None:
+def check_strips(manifest: Manifest, devices: Sequence[torch.device]) -> None:
     """Check whether these can compute a part of the run together. Pure. Raises ConfigError."""
     named, number = _joined(devices), manifest.split.tensor
     if manifest.run.reproducible and devices[0].type == "mps":
         why = "this run is reproducible: it sums gradients in float64, which Apple's GPU does not have"
         raise ConfigError("device", named, "cpu or cuda", "Use cpu.", why=why)
     if manifest.run.reproducible and number == 1 < len(devices):
-        why = "this run is reproducible, and shards of layers add up to other bits than whole ones"
+        why = "this run is reproducible, and strips of layers add up to other bits than whole ones"
         remedy = f"Name one; or found the run with split.tensor = {len(devices)}."
         raise ConfigError("device", named, "one device with split.tensor = 1", remedy, why=why)
     if number > 1 and number % len(devices):
         fits = ", ".join(str(one) for one in range(1, number + 1) if number % one == 0)
-        why = f"every peer of this run computes {number} shards of each layer (split.tensor)"
+        why = f"every peer of this run computes {number} strips of each layer (split.tensor)"
         raise ConfigError("device", named, f"so many devices: {fits}", "Name as many.", why=why)
 
 

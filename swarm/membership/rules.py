@@ -152,8 +152,7 @@ def move_rules(manifest: Manifest) -> MoveRules:
 def admission_policy(manifest: Manifest) -> AdmissionPolicy:
     """Return what the manifest says of who may take part, and hold what."""
     split = manifest.split
-    owners = {str(part): organisation for part, organisation in split.owners.items()}
-    return AdmissionPolicy(manifest.run_id, manifest.admission, split.own_routes, owners)
+    return AdmissionPolicy(manifest.run_id, manifest.admission, split.own_routes, split.owners)
 
 
 def late_rules(manifest: Manifest) -> LateRules:

@@ -24,8 +24,8 @@ from swarm.models.layout import FlatLayout
 from swarm.models.loss import cross_entropy, cross_entropy_in_pieces, pieces
 from swarm.models.packing import packed
 from swarm.models.recompute import Compute, recomputed
-from swarm.models.sharded import TensorPlan
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig, TensorSpec, split_layers
+from swarm.models.strips import TensorPlan
 
 SMALLEST_SIDE = 8
 """Of what counts as a matrix: a convolution's kernels are narrower."""

@@ -171,7 +171,7 @@ class Rotary(nn.Module):
 
 class Attention(nn.Module):
     """Causal self-attention, in packed rows inside each document; with fewer key/value heads than heads, groups of
-    queries share them (GQA). How many heads there are its matrices say: a shard has some of them."""
+    queries share them (GQA). How many heads there are its matrices say: a strip has some of them."""
 
     def __init__(self, model: GptConfig) -> None:
         super().__init__()

@@ -20,8 +20,8 @@ from swarm.models.experts import STEERED, TOLD
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.gpt import Ends, Stage
 from swarm.models.gpt_config import GptConfig
-from swarm.models.sharded import COLUMNS, ROWS, TensorPlan
 from swarm.models.spec import PartSpec, TensorSpec
+from swarm.models.strips import COLUMNS, ROWS, TensorPlan
 
 
 class GptFamily(ModelFamily):

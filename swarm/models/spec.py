@@ -18,7 +18,7 @@ from swarm.schema import HistogramField, OrganisationName, Section
 
 DType = Literal["float32", "bfloat16"]
 
-MAX_SHARDS = 64
+MAX_STRIPS = 64
 
 DOMAIN = r"^[a-z0-9][a-z0-9-]{0,30}$"
 
@@ -65,8 +65,8 @@ class SplitConfig(Section):
     """``private``: every trainer holds embedding and head; ``hosted``: the first and the last stage do."""
     routes: Annotated[Literal["any", "organisation"], Field(exclude_if=lambda routes: routes == "any")] = "any"
     """Whom microbatches pass: ``any`` host, or those of the trainer's ``organisation`` alone, as invites name it."""
-    tensor: Annotated[int, Field(ge=1, le=MAX_SHARDS, exclude_if=lambda number: number == 1)] = 1
-    """Into how many shards each host computes attention and feed-forward, whose answers it adds in order: a multiple of
+    tensor: Annotated[int, Field(ge=1, le=MAX_STRIPS, exclude_if=lambda number: number == 1)] = 1
+    """Into how many strips each host computes attention and feed-forward, whose answers it adds in order: a multiple of
     the devices of any host. 1: as many as it has devices."""
     variants: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MAX_VARIANTS)], ...], Field(max_length=512, exclude_if=operator.not_)

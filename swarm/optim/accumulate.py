@@ -15,7 +15,7 @@ from swarm.errors import BugError, Violation, WrongStep
 from swarm.ids import StepWork
 from swarm.models.layout import FlatLayout
 from swarm.models.passes import Bound, Gradients
-from swarm.models.sharded import Shards
+from swarm.models.strips import Strips
 from swarm.optim.clipping import LONGEST, Lengths, shrunk
 from swarm.schema import FEWEST_TRAINERS, WHOLE_WORD
 
@@ -33,10 +33,10 @@ class Accumulator:
     across devices each has a vector of what is made on it."""
 
     def __init__(
-        self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device, shards: Shards | None = None
+        self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device, strips: Strips | None = None
     ) -> None:
-        places = [(layout, device)] if shards is None else zip(shards.layouts, shards.devices, strict=True)
-        self._shards, self._device, self._dtype = shards, device, getattr(torch, dtype)
+        places = [(layout, device)] if strips is None else zip(strips.layouts, strips.devices, strict=True)
+        self._strips, self._device, self._dtype = strips, device, getattr(torch, dtype)
         self.sums: list[Tensor] = []
         """Of each device."""
         self._views: dict[str, Tensor] = {}
@@ -57,12 +57,12 @@ class Accumulator:
     def total(self) -> Tensor:
         """The sum itself, no copy where there is one device: (elements,), gaps zero, on the first. Valid until the next
         call that changes it."""
-        return self.sums[0] if self._shards is None else self._shards.joined(self.sums, self._device)
+        return self.sums[0] if self._strips is None else self._strips.joined(self.sums, self._device)
 
     def copied(self) -> Tensor:
         """Return a copy of the sum on the CPU."""
         cpu = torch.device("cpu")
-        return self.total.to(cpu, copy=True) if self._shards is None else self._shards.joined(self.sums, cpu)
+        return self.total.to(cpu, copy=True) if self._strips is None else self._strips.joined(self.sums, cpu)
 
     @property
     def lengths(self) -> Lengths:

@@ -43,8 +43,8 @@ from swarm.models.passes import (
     summed,
 )
 from swarm.models.registry import family_of
-from swarm.models.sharded import shards_of
 from swarm.models.spec import ModelConfig, PartSpec
+from swarm.models.strips import strips_of
 from swarm.optim.accumulate import Accumulator, AccumulatorDType, OpenSums
 from swarm.optim.clipping import Lengths
 from swarm.optim.update import ElementRun, StepNumbers, StepPlan, Update, Vectors, hashes_after, stay, take_step
@@ -298,7 +298,7 @@ class TrainedPart(PartState):
     where ``compute`` is bfloat16, else 4 where the device is not the host, whose vector serves as weights. With a
     ``window`` of two, when the step after the open one is fed ahead, 8 more: an accumulator and the parameters of the
     state before, with which that step's early work is computed. Of several devices each has that of its share of what
-    is cut (:mod:`swarm.models.sharded`).
+    is cut (:mod:`swarm.models.strips`).
     """
 
     def __init__(
@@ -316,8 +316,8 @@ class TrainedPart(PartState):
         self._module = family.build(spec)
         super().__init__(spec, family.layout(self._module), update, devices[0])
         number = spec.tensor if spec.tensor > 1 else len(devices)
-        self.shards = shards_of(self._module, self.layout, family.tensor_plan, number, devices)
-        self._sums = OpenSums(lambda: Accumulator(self.layout, accumulator, devices[0], self.shards), window)
+        self.strips = strips_of(self._module, self.layout, family.tensor_plan, number, devices)
+        self._sums = OpenSums(lambda: Accumulator(self.layout, accumulator, devices[0], self.strips), window)
         self._window = window
         self._kept = window - 1
         self._modules, self._versions = [self._module], dict[int, PartModule]()
@@ -498,10 +498,10 @@ class TrainedPart(PartState):
 
     def _stepped(self) -> None:
         weights = self.layout.views(self._installed()[0])
-        if self.shards is None:
+        if self.strips is None:
             refresh_weights(self._module, weights)
         else:
-            self.shards.refresh(self._module, weights)
+            self.strips.refresh(self._module, weights)
 
     def _open(self, step: int) -> None:
         if step not in self._versions:  # the vectors have changed in place, or nothing has
@@ -513,10 +513,10 @@ class TrainedPart(PartState):
     def _compute_with(self, params: Tensor, module: PartModule) -> None:
         """Have a module compute with these parameters from now on, float32 (elements,)."""
         weights = self.layout.views(params)
-        if self.shards is None:
+        if self.strips is None:
             install_weights(module, weights, requires_grad=True, device=self._device)
         else:
-            self.shards.install(module, weights)
+            self.strips.install(module, weights)
 
     def _module_for(self, work: StepWork | None) -> PartModule:
         self._installed()

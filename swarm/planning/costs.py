@@ -110,7 +110,7 @@ def apart_bytes(
 def cut_share(model: ModelConfig, spec: PartSpec) -> float:
     """Return the share of a part's elements that are cut across a peer's devices, where it has several. Builds the part
     without weights."""
-    from swarm.models.sharded import find_cut
+    from swarm.models.strips import find_cut
 
     family = family_of(model)
     return find_cut(family.build(spec), family.tensor_plan()).share

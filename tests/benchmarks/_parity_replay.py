@@ -27,7 +27,7 @@ from swarm.models.layout import FlatLayout, install_weights
 from swarm.models.lora import Stored, install_base
 from swarm.models.packing import packed
 from swarm.models.registry import family_of, steering
-from swarm.models.sharded import shards_of
+from swarm.models.strips import strips_of
 from swarm.optim.accumulate import Accumulator
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
@@ -132,7 +132,7 @@ class ExactLoop:
         self._model = family.build(family.whole)
         self._layout = family.layout(self._model)
         cpu = (torch.device("cpu"),)
-        self._shards = shards_of(self._model, self._layout, family.tensor_plan, manifest.split.tensor, cpu)
+        self._strips = strips_of(self._model, self._layout, family.tensor_plan, manifest.split.tensor, cpu)
         weights = family.initial_weights(manifest.run.seed, files=files)
         self._parts = {
             spec.name: _PartLoop.of(spec.name, family.layout(family.build(spec)), weights)
@@ -181,17 +181,17 @@ class ExactLoop:
         return after
 
     def _install(self, weights: Mapping[str, Tensor]) -> None:
-        if self._shards is None:
+        if self._strips is None:
             install_weights(self._model, weights, requires_grad=True)
         else:
-            self._shards.install(self._model, weights)
+            self._strips.install(self._model, weights)
 
     def _whole(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Gradients of whole tensors, of a run that computes layers in shards, too: one process, one device."""
-        if self._shards is None:
+        """Gradients of whole tensors, of a run that computes layers in strips, too: one process, one device."""
+        if self._strips is None:
             return gradients
         wholes = self._layout.views(torch.zeros(self._layout.elements))
-        self._shards.add_into(wholes, gradients.items())
+        self._strips.add_into(wholes, gradients.items())
         return wholes
 
     def _passed(self, choice: int) -> list[_PartLoop]:

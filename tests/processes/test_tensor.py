@@ -48,7 +48,7 @@ def test_replicas_with_one_device_and_with_two_have_the_bits_of_one_process(tmp_
             return ("join", invite, "--stage", str(stage), "--device", devices, *LOCAL)
 
         three = hand.run(*host(0, "cpu+cpu+cpu"))
-        assert (three.returncode, "every peer of this run computes 2 shards" in three.stderr) == (2, True), three.stderr
+        assert (three.returncode, "every peer of this run computes 2 strips" in three.stderr) == (2, True), three.stderr
         two, one = (hand.start(*host(0, devices)) for devices in ("cpu+cpu", "cpu"))
         last = hand.start(*host(1, "cpu"))
         who = ("--name", "trainer-0", "--place", "t0")

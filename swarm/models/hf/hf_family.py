@@ -20,8 +20,8 @@ from swarm.errors import ConfigError, StateError, install_command
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.hf.hf_config import EXPERT_KEYS, LEAK_WHEN_PACKED, USED_EXPERT_KEYS, HfConfig
 from swarm.models.layout import state_of
-from swarm.models.sharded import TensorPlan
 from swarm.models.spec import PartSpec, TensorSpec
+from swarm.models.strips import TensorPlan
 
 if TYPE_CHECKING:
     from swarm.models.hf.anatomy import Anatomy

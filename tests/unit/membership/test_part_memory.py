@@ -14,7 +14,7 @@ from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName
 from swarm.membership import memory as accounts
 from swarm.membership import part_memory, rules
-from swarm.membership.parts import build_empty, check_devices
+from swarm.membership.parts import build_empty, check_strips
 from swarm.models.registry import family_of
 from swarm.planning.costs import GRAPH_SHARE, ROUND_BYTES, apart_bytes, graph_bytes, training_bytes
 from swarm.sim import device as sim_device
@@ -121,10 +121,10 @@ async def test_host_moves_where_what_it_lets_go_makes_room_for_the_rest(monkeypa
     [
         ("mps", 1, True, "float64"),
         ("mps", 1, False, ""),
-        ("cpu+cpu", 1, True, "shards of layers add up to other bits"),
+        ("cpu+cpu", 1, True, "strips of layers add up to other bits"),
         ("cpu+cpu", 1, False, ""),
         ("cpu+cpu+cpu", 4, True, "so many devices: 1, 2, 4"),
-        ("cpu+cpu+cpu", 4, False, "every peer of this run computes 4 shards"),
+        ("cpu+cpu+cpu", 4, False, "every peer of this run computes 4 strips"),
         ("cpu+cpu", 4, True, ""),
         ("cpu", 4, True, ""),
     ],
@@ -136,7 +136,7 @@ def test_devices_that_cannot_compute_as_the_run_does_are_refused(
     manifest = manifest.model_copy(update={"split": manifest.split.model_copy(update={"tensor": tensor})})
     named = [torch.device(name) for name in devices.split("+")]
     with pytest.raises(ConfigError, match=said) if said else nullcontext():
-        check_devices(manifest, named)
+        check_strips(manifest, named)
 
 
 @pytest.mark.parametrize("layers", [1, 0])

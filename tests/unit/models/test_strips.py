@@ -11,19 +11,26 @@ import torch
 from peers.foreign_model import check_parts
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError
+from swarm.ids import StepWork
 from swarm.models.gpt_config import GptConfig
 from swarm.models.hf.hf_config import HfConfig, canonical
 from swarm.models.hf.hf_family import HfFamily
 from swarm.models.packing import packed
+from swarm.models.passes import Gradients
 from swarm.models.registry import family_of
-from swarm.models.sharded import find_cut
-from swarm.models.spec import SplitConfig
+from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.models.strips import find_cut
+from swarm.optim.adamw import AdamW
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.state.snapshot import initial_snapshot
 from tests.harness.rigs.foreign import ALL, LEAKING, foreign_model
-from tests.harness.rigs.sharded import CPU, WORK, difference, passed, stage_of
+from tests.harness.rigs.strips import CPU, WORK, difference, passed, stage_of
 
 MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
 GROUPED = GptConfig(vocab_size=300, dim=32, layers=2, heads=8, kv_heads=4, context=16)
 BOUND = 1.2e-6
+NUMBERS: dict[str, Any] = {"lr": 0.01, "clip": 0.9, "step": 1}
 WHOLE = frozenset({
     "gpt2", "opt", "bloom", "phi3", "gpt_neo", "gptj", "gpt_bigcode", "codegen", "stablelm", "falcon", "mpt",
     "hunyuan_v1_dense", "xglm", "biogpt", "persimmon", "olmoe", "granitemoe", "gpt_oss", "jamba", "mamba", "mamba2",
@@ -35,13 +42,13 @@ CUT = tuple(name for name in ALL | LEAKING if name.partition(":")[0] not in WHOL
 
 @pytest.mark.parametrize("model", [MODEL, GROUPED], ids=["heads", "grouped"])
 @pytest.mark.parametrize("number", [2, 4])
-def test_stage_in_shards_is_the_whole_one_but_for_rounding(model: GptConfig, number: int) -> None:
+def test_stage_in_strips_is_the_whole_one_but_for_rounding(model: GptConfig, number: int) -> None:
     whole = passed(stage_of(model), model)
     assert 0.0 < difference(passed(stage_of(model, number), model), whole) <= BOUND
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_stage_of_a_foreign_model_in_shards_is_the_whole_one_but_for_rounding(name: str) -> None:
+def test_stage_of_a_foreign_model_in_strips_is_the_whole_one_but_for_rounding(name: str) -> None:
     model = foreign_model(name)
     assert difference(passed(stage_of(model, 2), model), passed(stage_of(model), model)) <= BOUND
 
@@ -87,27 +94,45 @@ def test_number_of_devices_changes_no_bit(model: GptConfig | str) -> None:
     one, *others = ([*passed(part, config)] for part in parts)
     for other in others:
         assert all(map(torch.equal, one, other))
-    numbers = {"lr": 0.01, "clip": 0.9, "step": 1}
-    assert len({part.prepare((part.gradient_sum() / 24).float(), **numbers) for part in parts}) == 1
+    assert len({part.prepare((part.gradient_sum() / 24).float(), **NUMBERS) for part in parts}) == 1
     for part in parts:
         part.swap()
-    again = [passed_after(part, config) for part in parts]
-    assert torch.equal(again[0], again[1])
-    assert torch.equal(again[0], again[2])
-    assert not torch.equal(again[0], one[0]), "they compute with the weights after the step"
+    again, *others_again = (output_of(part, config) for part in parts)
+    assert all(torch.equal(again, other) for other in others_again)
+    assert not torch.equal(again, one[0]), "they compute with the weights after the step"
 
 
-def passed_after(part: Any, model: Any) -> torch.Tensor:
-    spec = family_of(model).boundary(2, 12)
-    x = torch.randn(spec.shape, generator=torch.Generator().manual_seed(2))
-    found: torch.Tensor = part.forward(x, seed=3, graph=False)[0]
-    return found
+def output_of(part: TrainedPart, model: ModelConfig, version: int | None = None) -> torch.Tensor:
+    """What comes of some hidden states, with the weights after a step."""
+    x = torch.randn(family_of(model).boundary(2, 12).shape, generator=torch.Generator().manual_seed(2))
+    work = None if version is None else StepWork(version + 1, WORK.microbatch)
+    return part.forward(x, seed=3, work=work, graph=False)[0]
+
+
+def test_strips_have_the_weights_of_each_open_step_and_leave_those_that_are_lent() -> None:
+    spec = family_of(MODEL).parts(SplitConfig(stages=1, tensor=4))[0]
+    first = initial_snapshot(spec.name, stage_of(MODEL).layout, family_of(MODEL).initial_weights(0, spec))
+    found = []
+    for degree in (1, 2):
+        part = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()), devices=(CPU,) * degree, window=2)
+        part.install(first)
+        before, lent = output_of(part, MODEL), part.snapshot()
+        passed(part, MODEL)
+        part.prepare(part.gradient_sum() / 24, **NUMBERS)
+        part.swap()
+        after = output_of(part, MODEL)
+        assert torch.equal(output_of(part, MODEL, version=0), before)
+        assert not torch.equal(after, before)
+        part.install(lent)
+        assert torch.equal(output_of(part, MODEL), before)
+        found.append(after)
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("way", ["at once", "again", "packed"])
-def test_stage_in_shards_gives_the_same_bits_whenever_it_computes_them(way: str) -> None:
+def test_stage_in_strips_gives_the_same_bits_whenever_it_computes_them(way: str) -> None:
     """Weight gradients later or at once, activations kept or computed again; and packed rows are those of the whole."""
-    model = replace_dropout(MODEL)
+    model = MODEL.model_copy(update={"dropout": 0.1})
     plain, other = stage_of(model, 4, (CPU,) * 2), stage_of(model, 4, (CPU,) * 2)
     if way == "packed":
         positions = torch.tensor([[*range(5), *range(7)], [*range(12)]])
@@ -120,10 +145,6 @@ def test_stage_in_shards_gives_the_same_bits_whenever_it_computes_them(way: str)
     assert all(map(torch.equal, passed(plain, model), passed(other, model, defers=way != "at once")))
 
 
-def replace_dropout(model: GptConfig) -> GptConfig:
-    return model.model_copy(update={"dropout": 0.1})
-
-
 def test_gradients_are_taken_out_again_and_bounded_alike_on_any_number_of_devices() -> None:
     for degree in (1, 2):
         part = stage_of(MODEL, 2, (CPU,) * degree)
@@ -133,16 +154,17 @@ def test_gradients_are_taken_out_again_and_bounded_alike_on_any_number_of_device
         assert not part.gradient_sum().any()
 
 
-def gradients_of(part: Any) -> Any:
+def gradients_of(part: TrainedPart) -> Gradients:
     x = torch.randn((2, 12, 32), generator=torch.Generator().manual_seed(2))
     _, graph = part.forward(x, seed=None)
+    assert graph is not None
     return part.backward(graph, x)[1]
 
 
 def test_each_device_holds_its_share_of_weights_and_sums() -> None:
     part = stage_of(MODEL, 4, (CPU,) * 4)
-    assert part.shards is not None
-    first, *others = (layout.elements for layout in part.shards.layouts)
+    assert part.strips is not None
+    first, *others = (layout.elements for layout in part.strips.layouts)
     assert set(others) == {part.layout.elements * others[0] // part.layout.elements}
     assert first - others[0] == sum(-(-slot.elements // 16) * 16 for slot in part.layout.slots if "_norm." in slot.name)
     assert len(part.tensors()["gradients"]) == 4

@@ -1,13 +1,13 @@
 """Cut the layers of a part across the devices of one peer (tensor parallelism: Megatron, arXiv 1909.08053).
 
 What attention and feed-forward answer is a sum over heads, or over inner columns. Each becomes several modules of its
-own kind, its shards, that have a share of the heads or columns each. What goes in goes to all of them, and what they
-answer is added in their order on the first device. Which device a shard is on changes no number. So a run that fixes
+own kind, its strips, that have a share of the heads or columns each. What goes in goes to all of them, and what they
+answer is added in their order on the first device. Which device a strip is on changes no number. So a run that fixes
 how many there are (``split.tensor``) has the same bits at every peer, whatever its devices.
 
-Nothing else is cut: layout, state, digests, averaging and downloads are of whole tensors. A shard's weights are its
-share of them, put there by :meth:`Shards.install`; gradients are added up where they are made, and joined by
-:meth:`Shards.add_into`. There is no group of processes: autograd goes from device to device.
+Nothing else is cut: layout, state, digests, averaging and downloads are of whole tensors. A strip's weights are its
+share of them, put there by :meth:`Strips.install`; gradients are added up where they are made, and joined by
+:meth:`Strips.add_into`. There is no group of processes: autograd goes from device to device.
 
 Shapes: B microbatch, T sequence, D width; I inner columns or heads times their width.
 """
@@ -30,7 +30,7 @@ from swarm.errors import ConfigError
 from swarm.models.layout import FlatLayout, install_tensors, refresh_weights, state_of
 
 COLUMNS, ROWS, ALIKE = "colwise", "rowwise", "replicated_with_grad_allreduce"
-"""Styles of a module of which shards have some outputs, some inputs, or all of it."""
+"""Styles of a module of which strips have some outputs, some inputs, or all of it."""
 
 _WHOLE = {
     "colwise_gather_output": "it looks across heads, or a matrix of it has several in one",
@@ -40,14 +40,14 @@ _WHOLE = {
     "packed_colwise": "it has experts",
     "packed_rowwise": "it has experts",
 }
-_NUMBER, _SHARD = re.compile(r"(?<=\.)\d+(?=\.|$)"), re.compile(r"\.shards\.(\d+)(?=\.)")
+_NUMBER, _STRIP = re.compile(r"(?<=\.)\d+(?=\.|$)"), re.compile(r"\.strips\.(\d+)(?=\.)")
 _ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
     """How a family's layers can be cut: the ``styles`` of modules by their path in a part, ``*`` for a layer's number,
-    in the words of transformers; and the heads of an attention, which shards share out."""
+    in the words of transformers; and the heads of an attention, which strips share out."""
 
     styles: Mapping[str, str] = field(default_factory=dict)
     heads: int = 0
@@ -73,7 +73,7 @@ class TensorCut:
 
 
 def find_cut(part: nn.Module, plan: TensorPlan) -> TensorCut:
-    """Return what of a part, which has no shards yet, can be cut. Its state may be on the meta device."""
+    """Return what of a part, which has no strips yet, can be cut. Its state may be on the meta device."""
     named: dict[str, dict[str, str]] = {}
     for path, _ in part.named_modules():
         if (style := plan.styles.get(kind_of(path))) is not None:
@@ -126,11 +126,11 @@ def _check_number(path: str, unit: nn.Module, styles: Mapping[str, str], plan: T
             raise ConfigError("split.tensor", number, f"a divisor of {size}", "Use a smaller one, or 1.", why=why)
 
 
-# --- shards ----------------------------------------------------------------------------------------------------------
+# --- strips ----------------------------------------------------------------------------------------------------------
 
 
 class TensorShare(NamedTuple):
-    """A tensor of a part with shards: ``size`` from ``start`` on of one of the whole part's, along ``dim``, or all of
+    """A tensor of a part with strips: ``size`` from ``start`` on of one of the whole part's, along ``dim``, or all of
     it; and the number of its device."""
 
     whole: str
@@ -144,12 +144,12 @@ class TensorShare(NamedTuple):
         return whole if self.dim is None else whole.narrow(self.dim, self.start, self.size)
 
 
-class Shards:
-    """The shards of a part, which is cut when this is made. Memory: on the first device what is not cut, and on each
+class Strips:
+    """The strips of a part, which is cut when this is made. Memory: on the first device what is not cut, and on each
     its share of what is. A matrix that is cut along its rows is copied on the host, too.
 
     Attributes:
-        devices: In the order in which shards lie on them.
+        devices: In the order in which strips lie on them.
         layouts: For each device, where the gradients that are made on it lie in a vector of their own.
     """
 
@@ -211,19 +211,19 @@ class Shards:
         return flat
 
 
-def shards_of(
+def strips_of(
     part: nn.Module, layout: FlatLayout, plan: Callable[[], TensorPlan], number: int, devices: Sequence[torch.device]
-) -> Shards | None:
-    """Cut a part as :class:`Shards` does; None, with nothing done, where nothing is asked for or can be cut."""
+) -> Strips | None:
+    """Cut a part as :class:`Strips` does; None, with nothing done, where nothing is asked for or can be cut."""
     if number == 1 or not find_cut(part, found := plan()).units:
         return None
-    return Shards(part, layout, found, number, devices)
+    return Strips(part, layout, found, number, devices)
 
 
 def _piece(name: str, tensor: Tensor, wholes: Mapping[str, tuple[int, ...]], each: int) -> TensorShare:
-    """Return what a tensor is of the whole part; ``each`` shards lie on a device."""
-    whole, shard = _SHARD.sub("", name), _SHARD.search(name)
-    number = int(shard[1]) if shard else 0
+    """Return what a tensor is of the whole part; ``each`` strips lie on a device."""
+    whole, strip = _STRIP.sub("", name), _STRIP.search(name)
+    number = int(strip[1]) if strip else 0
     for dim, (size, all_of_it) in enumerate(zip(tensor.shape, wholes[whole], strict=True)):
         if size != all_of_it:
             return TensorShare(whole, number // each, dim, number * size, size)
@@ -237,23 +237,23 @@ def _owned(share: Tensor) -> Tensor:
 
 
 def _homes(unit: nn.Module) -> Iterable[tuple[nn.Module, torch.device]]:
-    """Every module of a cut module's shards, with its device; none of any other."""
-    for shard, home in zip(getattr(unit, "shards", ()), getattr(unit, "homes", ()), strict=True):
-        yield from ((module, home) for module in shard.modules())
+    """Every module of a cut module's strips, with its device; none of any other."""
+    for strip, home in zip(getattr(unit, "strips", ()), getattr(unit, "homes", ()), strict=True):
+        yield from ((module, home) for module in strip.modules())
 
 
 def _cut(unit: Any, styles: Mapping[str, str], homes: Sequence[torch.device]) -> None:
-    """Have a module's shards compute what it does. It stays what it is, so that whatever looks at it finds it."""
+    """Have a module's strips compute what it does. It stays what it is, so that whatever looks at it finds it."""
     kept = {id(one): one for one in (getattr(unit, "config", None),) if one is not None}
-    shards = [copy.deepcopy(unit, dict(kept)) for _ in homes]
-    for at, shard in enumerate(shards):
+    strips = [copy.deepcopy(unit, dict(kept)) for _ in homes]
+    for at, strip in enumerate(strips):
         for name, style in styles.items():
             if style != ALIKE:
-                _narrow(shard.get_submodule(name), 0 if style == COLUMNS else 1, len(homes), first=at == 0)
+                _narrow(strip.get_submodule(name), 0 if style == COLUMNS else 1, len(homes), first=at == 0)
     unit._modules.clear()
     unit._parameters.clear()
-    unit.shards, unit.homes = nn.ModuleList(shards), tuple(homes)
-    unit.forward = partial(_in_shards, unit)  # no function of its own: a copy must run its own shards
+    unit.strips, unit.homes = nn.ModuleList(strips), tuple(homes)
+    unit.forward = partial(_in_strips, unit)  # no function of its own: a copy must run its own strips
 
 
 def _narrow(linear: Any, dim: int, number: int, *, first: bool) -> None:
@@ -269,14 +269,14 @@ def _narrow(linear: Any, dim: int, number: int, *, first: bool) -> None:
         linear.bias = None
 
 
-def _in_shards(unit: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what a module answers, (B, T, D) or a tuple that begins with that: the sum of its shards' answers."""
+def _in_strips(unit: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a module answers, (B, T, D) or a tuple that begins with that: the sum of its strips' answers."""
     given, form = tree_flatten((args, kwargs))
     spread = [_spread(one, unit.homes) if isinstance(one, Tensor) else [one] * len(unit.homes) for one in given]
     found = []
-    for at, shard in enumerate(unit.shards):
+    for at, strip in enumerate(unit.strips):
         own_args, own_kwargs = tree_unflatten([each[at] for each in spread], form)
-        found.append(shard(*own_args, **own_kwargs))
+        found.append(strip(*own_args, **own_kwargs))
     answers = [one[0] if isinstance(one, tuple) else one for one in found]
     total: Tensor = answers[0]
     for answer in answers[1:]:
@@ -285,7 +285,7 @@ def _in_shards(unit: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _spread(tensor: Tensor, homes: Sequence[torch.device]) -> Sequence[Tensor]:
-    """Return a tensor on the device of each shard."""
+    """Return a tensor on the device of each strip."""
     if tensor.requires_grad and torch.is_grad_enabled():
         found: tuple[Tensor, ...] = _Spread.apply(tensor, homes)  # type: ignore[no-untyped-call]
         return found
@@ -298,7 +298,7 @@ def _on_each(tensor: Tensor, homes: Sequence[torch.device]) -> list[Tensor]:
 
 
 class _Spread(torch.autograd.Function):
-    """A tensor to each shard, and the sum of its gradients back, in the shards' order: autograd would add them as
+    """A tensor to each strip, and the sum of its gradients back, in the strips' order: autograd would add them as
     devices come to their end."""
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The rig of ``swarm.models.sharded``: one stage of a model, whole or cut, and what comes of a microbatch in it."""
+"""The rig of ``swarm.models.strips``: one stage of a model, whole or cut, and what comes of a microbatch in it."""
 
 from __future__ import annotations
 
