@@ -71,7 +71,8 @@ class ChosenStep:
         """Return the parts of the one model that is meant. Raises ConfigError where it could be several."""
         split = self.manifest.split
         if split.variants and self.choice is None:
-            raise ConfigError("--path", None, f"one of {', '.join(self.paths)}", "Say which with --path.",
+            remedy = f"Say which, as --path {self.paths[0]}."
+            raise ConfigError("--path", None, f"one of {', '.join(self.paths)}", remedy,
                               why="stages have variants, and each path through them is a model")  # fmt: skip
         specs = family_of(self.manifest.model).parts(split)
         return tuple(spec for spec in specs if takes(spec.name, self.choice or 0))

@@ -50,6 +50,7 @@ def plan(
     FILE has a table for each kind of peers:
 
     \b
+    # kinds = [60, 40]      where stages have variants: how much text of each kind
     [[peers]]
     name = "home"
     count = 8

@@ -35,6 +35,7 @@ def simulate(
     hours = 8             # or steps = 100
     fidelity = "flow"     # shares are calculated; journeys, full: slower, exacter
     rebalance = "ours"    # who moves: none, swarm, ours
+    # kinds = [60, 40]      where stages have variants: how much text of each kind
     [[peers]]             # as of swarm plan --peers, and:
     name = "home"
     count = 40

@@ -13,6 +13,7 @@ import contextlib
 import signal
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from swarm.sim.device import InlineDevice, SimulatedDevice
 from swarm.sim.links import Links, LinkShape
 from swarm.sim.loop import LoopClock, run_world
 from swarm.sim.machines import FORWARD_SHARE
-from swarm.sim.simulation import SimulatedStep, SimulationCase, SimulationResult, StepCosts
+from swarm.sim.simulation import SimulatedStep, SimulationCase, SimulationResult, StepCosts, shares
 from swarm.sim.wires import PayloadWeights
 
 TINY = {"vocab_size": 300, "dim": 16, "heads": 1, "context": 8}
@@ -212,6 +213,7 @@ class FullPlay:
         self._steps: list[SimulatedStep] = []
         self._given_up = 0
         self._held: Mapping[PartName, int] = {}
+        self._kinds = Counter[int]()
 
     def run(self) -> SimulationResult:
         """Play to the end. Raises what ends the run."""
@@ -224,13 +226,15 @@ class FullPlay:
                 swarm = FullSwarm(Path(folder), self._case)
                 market = SpotMarket(swarm, trace, lambda place, number: f"spot-{place}-{number}")
                 run_world(self._live(swarm, market))
+                self._kinds.update(one.get("choice", 0) for record in swarm.history() for one in record["committed"])
         finally:
             torch.set_num_threads(threads)
         ended_s = self._steps[-1].closed_s if len(self._steps) >= self._case.steps else self._case.until_s
         moves = sum(len(event.moves) for event in swarm.events(HostsMoved))
         counts = {"joins": len(market.join_seconds()), "moves": moves, "given up": self._given_up}
         more = {name: float(value) for name, value in sorted(market.counts.items())}
-        return SimulationResult("full", tuple(self._steps), ended_s, counts, self._held, more)
+        kinds = shares(self._kinds, len(self._case.kinds))
+        return SimulationResult("full", tuple(self._steps), ended_s, counts, self._held, kinds, more)
 
     async def _live(self, swarm: FullSwarm, market: SpotMarket) -> None:
         await swarm.open()

@@ -14,7 +14,8 @@ from typing import Any
 
 from peers.console.words import count, listed
 from peers.local.plot import Axis, line, text, ticks
-from swarm.columns import columns_of
+from swarm.columns import takes
+from swarm.ids import PartName, variant_of
 from swarm.planning.predict import StepForecast
 from swarm.sim.simulation import MOST_STEPS, SimulationCase, SimulationResult, quantile
 
@@ -61,8 +62,7 @@ class SimulationReport:
             "rows": case.rows,
             "microbatches": case.microbatches,
             "rebalance": case.turnover.rule,
-            "parts": [{"part": part, "load": case.turnover.load.get(part, 1.0), "hosts": hosts}
-                      for part, hosts in sorted(result.held.items(), key=lambda one: columns_of(one[0])[0])],
+            "parts": [{"part": part, "load": self._load(part), "hosts": hosts} for part, hosts in result.held.items()],
             "removed": sum(len(removal.places) for removal in case.trace if removal.at_s < result.ended_s),
             **self._figures(),
             "counts": {name: result.counts.get(name, 0) for name in ("joins", "moves", "given up")},
@@ -75,6 +75,10 @@ class SimulationReport:
         rounded = _rounded(body)
         text = json.dumps(rounded, sort_keys=True, allow_nan=False)
         return {**rounded, "hash": hashlib.sha256(text.encode()).hexdigest()}
+
+    def _load(self, part: PartName) -> float:
+        """Return which share of microbatches passed a part."""
+        return sum(share for choice, share in enumerate(self.result.kinds) if takes(part, choice))
 
     def _figures(self) -> dict[str, Any]:
         steps = self.result.steps
@@ -140,10 +144,10 @@ class SimulationReport:
 def _variants(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield what passes each variant, and how many hosts it has; nothing where no stage has any."""
     for one in parts:
-        if one["load"] != 1:
+        if variant_of(PartName(one["part"]))[1] > 1:
             each = f", {one['load'] / one['hosts']:.1%} at each" if one["hosts"] else ""
             hosts = count(one["hosts"], "host")
-            yield f"  {one['part']}: {one['load']:.1%} of the microbatches pass it; {hosts} at the end{each}"
+            yield f"  {one['part']}: {one['load']:.1%} of the microbatches passed it; {hosts} at the end{each}"
 
 
 def _time(seconds: float) -> str:

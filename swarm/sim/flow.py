@@ -77,7 +77,7 @@ class PacedFlow:
                 self._change(step)
             elif closes_s <= at_s:
                 step = self._close(step)
-        return SimulationResult("flow", tuple(self._steps), self._now_s, there.counts, there.hosts)
+        return SimulationResult("flow", tuple(self._steps), self._now_s, there.counts, there.hosts, case.kinds)
 
     def _opened(self, number: int) -> _OpenStep:
         step = _OpenStep(number, self._now_s, float(self._case.microbatches), 0.0)

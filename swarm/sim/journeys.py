@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ from swarm.sim.machines import (
     microbatch,
     send,
 )
-from swarm.sim.simulation import RETRY_S, HopSizes, SimulatedStep, SimulationCase, SimulationResult, StepCosts
+from swarm.sim.simulation import RETRY_S, HopSizes, SimulatedStep, SimulationCase, SimulationResult, StepCosts, shares
 from swarm.sim.turnover import Turnover, machine_changes
 from swarm.step.boundary_codecs import FILLED_SHARE
 
@@ -84,7 +84,7 @@ class JourneysPlay:
         self._step = _JourneysStep(1, 0.0)
         self._steps: list[SimulatedStep] = []
         self._hops = HopSizes(case)
-        self._chance = random.Random(f"kinds {case.seed}")
+        self._chance, self._kinds = random.Random(f"kinds {case.seed}"), Counter[int]()
         self._journeys = [0, 0.0]
         """Of all that came home: how many, and how many were under way then."""
 
@@ -103,7 +103,8 @@ class JourneysPlay:
                 heap.turn()
         home, under_way = self._journeys
         more = {"journeys under way": under_way / home} if home else {}
-        return SimulationResult("journeys", tuple(self._steps), heap.now, self._there.counts, self._there.hosts, more)
+        kinds, there = shares(self._kinds, len(case.kinds)), self._there
+        return SimulationResult("journeys", tuple(self._steps), heap.now, there.counts, there.hosts, kinds, more)
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
@@ -287,6 +288,7 @@ class JourneysPlay:
     def _home(self, trip: Trip) -> None:
         trainer, step = trip.trainer, self._step
         trainer.under_way -= 1
+        self._kinds[trip.choice] += 1
         trainer.flight.observe(self._heap.now - trip.began - trip.waited, trip.computed)
         del step.trips[trip]
         step.home += 1

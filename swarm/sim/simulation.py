@@ -90,13 +90,15 @@ class SimulatedStep:
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
     """What came of a case. ``counts`` are of moves, joins and given up steps; ``held`` is how many hosts each part had
-    at the end; ``more`` is what one fidelity alone knows."""
+    at the end, ``kinds`` which share of microbatches was of each choice of variants; ``more`` is what one fidelity
+    alone knows."""
 
     fidelity: Fidelity
     steps: tuple[SimulatedStep, ...]
     ended_s: float
     counts: Mapping[str, int]
     held: Mapping[PartName, int]
+    kinds: tuple[float, ...]
     more: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -164,6 +166,12 @@ class HopSizes:
     def back(self, boundary: int) -> float:
         """Of a gradient."""
         return 0.0 if self._hosted and boundary in (0, self.stages) else self._back
+
+
+def shares(counts: Mapping[int, int], kinds: int) -> tuple[float, ...]:
+    """Return which share each of so many kinds has of what was counted."""
+    whole = max(1, sum(counts.values()))
+    return tuple(counts.get(kind, 0) / whole for kind in range(kinds))
 
 
 def quantile(values: Sequence[float], share: float) -> float:

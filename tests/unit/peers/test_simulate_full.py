@@ -89,6 +89,8 @@ def test_full_plays_variants_and_stages_that_part(tmp_path: Path) -> None:
     found = FullPlay(case_of(read_scenario(path), path, "full", 1)[0]).run()
     assert found.held == dict.fromkeys(("stage-0", "stage-1.v0of2", "stage-1.v1of2"), 1)
     assert len(found.steps) == 3
+    assert sum(found.kinds) == pytest.approx(1.0)
+    assert min(found.kinds) > 0.1, "each trainer brings one kind"
     (tmp_path / "run.toml").write_text('[run]\nsteps = 9\n[model]\nshare = "stages"\ndelink_at = 2\n')
     path.write_text(SCENARIO.replace("tiny", model).replace("steps = 3", "steps = 4"))
     parted = FullPlay(case_of(read_scenario(path), path, "full", 1)[0]).run()

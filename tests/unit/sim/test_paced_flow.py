@@ -79,6 +79,7 @@ def test_rule_moves_hosts_to_the_variant_that_more_microbatches_pass(
     still, moved = (played(of_variants(hosts=9, steps=6, rule=rule)).run() for rule in ("none", "ours"))
     assert (still.held[LAW], still.held[CODE]) == (3, 3)
     assert moved.held[LAW] > moved.held[CODE] >= 1
+    assert moved.kinds == pytest.approx((0.75, 0.25), abs=0.03)
     assert moved.steps[-1].seconds < still.steps[-1].seconds
 
 
