@@ -29,7 +29,7 @@ def workload_of(manifest: Manifest, kinds: Sequence[float] = ()) -> Workload:
     without weights; milliseconds for our own models, a second for large foreign ones."""
     model, family = manifest.model, family_of(manifest.model)
     context, hosted = model.context, manifest.split.ends == "hosted"
-    body, ends = family.parts(SplitConfig(stages=1, ends="private"))
+    body, ends = family.parts(SplitConfig(stages=1, ends="private", tensor=manifest.split.tensor))
     layer = _largest([_needs(manifest, family, replace(body, first_layer=at, last_layer=at + 1))
                       for at in sorted({0, family.layers // 2, family.layers - 1})])  # fmt: skip
     layer = replace(layer, flops=family.cost(body, context).forward_flops / family.layers)

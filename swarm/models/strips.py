@@ -277,10 +277,7 @@ def _in_strips(unit: Any, *args: Any, **kwargs: Any) -> Any:
     for at, strip in enumerate(unit.strips):
         own_args, own_kwargs = tree_unflatten([each[at] for each in spread], form)
         found.append(strip(*own_args, **own_kwargs))
-    answers = [one[0] if isinstance(one, tuple) else one for one in found]
-    total: Tensor = answers[0]
-    for answer in answers[1:]:
-        total = total + answer.to(total.device)
+    total = _sum([one[0] if isinstance(one, tuple) else one for one in found], unit.homes[0])
     return (total, *[None] * (len(found[0]) - 1)) if isinstance(found[0], tuple) else total
 
 
@@ -297,6 +294,15 @@ def _on_each(tensor: Tensor, homes: Sequence[torch.device]) -> list[Tensor]:
     return [there[home] for home in homes]
 
 
+def _sum(tensors: Sequence[Tensor], home: torch.device) -> Tensor:
+    """Add two tensors or more, one after the other, on one device."""
+    first, second, *others = (tensor.to(home) for tensor in tensors)
+    total = first + second
+    for tensor in others:
+        total += tensor
+    return total
+
+
 class _Spread(torch.autograd.Function):
     """A tensor to each strip, and the sum of its gradients back, in the strips' order: autograd would add them as
     devices come to their end."""
@@ -311,7 +317,4 @@ class _Spread(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Add on the device that it came from."""
-        total = gradients[0].to(ctx.home)
-        for gradient in gradients[1:]:
-            total = total + gradient.to(ctx.home)
-        return total, None
+        return _sum(gradients, ctx.home), None

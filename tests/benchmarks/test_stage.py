@@ -15,6 +15,7 @@ from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import BFLOAT16, FLOAT32, DenseCodec
 from swarm.compression.names import NAMED
 from tests.benchmarks import _stage_checks, _stage_codecs, _stage_lanes
+from tests.benchmarks._gpu_check import broken_by_two, verdict
 from tests.benchmarks._stage import Size
 from tests.benchmarks._stage_checks import TOLERANCE, Check, check, largest_distance
 from tests.benchmarks._stage_codecs import codec_checks, same_bytes
@@ -135,6 +136,17 @@ def test_gpu_check_without_a_gpu_says_what_to_do_in_one_line() -> None:
     assert "sees no GPU" in first
     assert "GPU_PYTHON=python3" in first
     assert all(line.startswith("make:") for line in rest)
+
+
+def test_gpu_check_judges_two_gpus_by_their_bits_and_pace() -> None:
+    kept = {"failed": [], "device": "two"}
+    two = {"degrees_equal": 1, "max_abs_diff": 1e-6, "max_abs_diff_bar": 1.2e-6, "two_gpus_over_one": 1.7,
+           "two_gpus_over_one_bar": 1.6}  # fmt: skip
+    assert verdict(kept, broken_by_two(two))[0] == 0
+    for name, value in (("degrees_equal", 0), ("max_abs_diff", 2e-6), ("two_gpus_over_one", 1.5)):
+        assert verdict(kept, broken_by_two(two | {name: value})) == (
+            1, f"gpu-check: 1 failed on two: tensor: {name} {value}",
+        )  # fmt: skip
 
 
 def test_device_benchmark_is_found_and_loads_without_the_network() -> None:

@@ -35,8 +35,11 @@ RULES = LocalRules(
 RULES_WITH_MOMENTUM = replace(RULES, outer=Outer(OuterNesterov()))
 
 
-def local(rules: LocalRules = RULES) -> LocalPart:
-    part = LocalPart(SPEC, MODEL, rules)
+CPU = torch.device("cpu")
+
+
+def local(rules: LocalRules = RULES, devices: int = 1, tensor: int = 1) -> LocalPart:
+    part = LocalPart(replace(SPEC, tensor=tensor), MODEL, rules, devices=(CPU,) * devices)
     part.install(initial_snapshot(SPEC.name, part.layout, family_of(MODEL).initial_weights(0)))
     return part
 
@@ -74,6 +77,18 @@ def test_steps_of_its_own_are_those_of_adamw_and_the_contribution_is_how_far_the
     assert moved is not None
     torch.testing.assert_close(anchor - moved / 128, plain.snapshot().params, rtol=0, atol=1e-6)
     assert torch.equal(part.snapshot().params, anchor), "what others download is where all began"
+
+
+def test_steps_of_its_own_have_the_same_bits_on_any_number_of_devices() -> None:
+    whole, one, two = local(), local(tensor=2), local(tensor=2, devices=2)
+    for part in (whole, one, two):
+        train(part, 0, 1, 2, 3)
+    moved, again, otherwise = (part.contribution(1, ids(), tokens=1) for part in (one, two, whole))
+    assert moved is not None
+    assert again is not None
+    assert otherwise is not None
+    assert torch.equal(moved, again)
+    torch.testing.assert_close(moved, otherwise, rtol=0, atol=1e-4)
 
 
 def test_close_puts_everybody_at_the_same_anchor_and_moments_stay() -> None:

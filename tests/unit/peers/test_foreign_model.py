@@ -206,6 +206,22 @@ def test_check_says_what_keeps_a_mixture_balanced(directory: Path, name: str, as
     assert said["experts"] == "computed by grouped_mm; a stage holds all experts of its layers"
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mixtral", "self_attn can be cut across a peer's devices: 14% of the layers; mlp stays whole: it has experts"),
+        ("llama", "self_attn and mlp can be cut across a peer's devices: 99% of the layers"),
+        (
+            "opt",
+            "nothing can be cut across a peer's devices; self_attn stays whole: transformers says of no way to cut it",
+        ),
+    ],
+)
+def test_check_says_what_can_be_cut_across_devices(directory: Path, name: str, said: str) -> None:
+    (directory / "config.json").write_text(json.dumps(foreign_config(name)))
+    assert dict(lines(examine(str(directory), stages=2, context=16)))["tensors"].startswith(said)
+
+
 def test_check_refuses_more_stages_than_layers(directory: Path) -> None:
     with pytest.raises(ConfigError, match="at most 4, the model's layers"):
         examine(str(directory), stages=5, context=16)

@@ -53,6 +53,16 @@ def test_plan_prints_layout_step_and_what_binds(peers: Path, typed: Typed) -> No
         assert words in explained
 
 
+def test_plan_sets_devices_of_one_peer_beside_the_cut_by_layers(tmp_path: Path, typed: Typed) -> None:
+    (tmp_path / "gpus.toml").write_text(GPU)
+    (told,) = [line for line in typed("plan", "tiny", "--peers", tmp_path / "gpus.toml").out.splitlines()
+               if line.startswith("tensors")]  # fmt: skip
+    assert "--device cuda:0+cuda:1" in told
+    found = typed("plan", "tiny", "--peers", tmp_path / "gpus.toml", "--json").json["tensors"]
+    assert found["tensor_s"] == pytest.approx(found["whole_s"] / 2 + found["between_s"])
+    assert told.endswith("cut layers first") == (not found["worth_it"])
+
+
 def test_plan_as_json_holds_together(peers: Path, typed: Typed) -> None:
     document = typed("plan", "tiny", "--peers", peers, "--json").json
     json.dumps(document, allow_nan=False)
