@@ -3,8 +3,8 @@
 A step is as fast as its slowest stage. :func:`plan` finds who should hold another stage from the next step on, by one
 of three rules: ``none``; ``swarm``, SWARM's published one (Ryabinin et al. 2023, arXiv 2301.11913, appendix), in which
 a peer leaves the stage with the shortest queues for the one with the longest, and downloads it; and ``ours``, in which
-only those move that keep a copy of their new stage, so that nothing has to be downloaded first. So far the simulator
-alone asks for plans (``swarm/sim/flow.py``): no member moves by one.
+only those move that keep a copy of their new stage, so that nothing has to be downloaded first. The simulator
+plays all three (``swarm/sim/flow.py``); members move by ``ours`` (``swarm/step/moves.py``).
 
 Read :func:`plan` and :func:`level` first.
 """

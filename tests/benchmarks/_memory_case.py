@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from swarm.models.gpt.config import GptConfig
-
 from swarm.membership.memory import storage_bytes
-from swarm.membership.rules import optimizer_of
+from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
+from swarm.optim.adafactor import Adafactor
+from swarm.optim.adamw import AdamW
+from swarm.optim.muon import Muon
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.sgd import Sgd
 from swarm.state.snapshot import Snapshot
 from tests.benchmarks._delink_case import TRAINERS, loss_of, texts_of, trained
 
+UPDATES = {"adamw": AdamW, "adafactor": Adafactor, "sgd": Sgd, "muon": Muon}
 WIDE = GptConfig(vocab_size=300, dim=512, layers=2, heads=4, context=64)
 """Of which bytes are counted: rows and columns as long as those of models that people train."""
 
@@ -41,7 +44,7 @@ def play(root: Path, *, name: str, seed: int, steps: int) -> dict[str, Any]:
 def _bytes_a_parameter(name: str) -> float:
     """Of a stage of which nothing is under way."""
     (spec, _) = family_of(WIDE).parts(SplitConfig(stages=1, ends="private"))
-    part = TrainedPart(spec, WIDE, optimizer_of(OptimizerConfig.model_validate({"name": name})))
+    part = TrainedPart(spec, WIDE, UPDATES[name](OptimizerConfig()))
     part.install(Snapshot.blank(spec.name, 0, part.layout))
     found = storage_bytes(part.tensors())
     return (found["weights"] + found["optimizer"] + found["gradients"]) / part.layout.elements

@@ -92,6 +92,8 @@ def test_expert_whose_owners_host_is_killed_waits_for_it_alone_and_goes_on_from_
         files = {path.relative_to(hand.home).parts for path in hand.home.rglob(f"{CODE}*.safetensors")}
     records = read_history(max(hand.home.rglob("history.jsonl"), key=lambda path: path.stat().st_size))
     held = {record.step: bool(record.members.replicas(CODE)) for record in records}
-    assert (held[void - 1], held[void], held[void + 3], held[records[-1].step]) == (True, False, False, True)
+    assert (held[void - 1], held[void], held[void + 3], held[last + 4]) == (True, False, False, True), (
+        "it fed the step after"
+    )
     assert {one.choice for record in records if void < record.step <= void + 3 for one in record.committed} == {0}
     assert files, "its own host keeps checkpoints"

@@ -117,5 +117,5 @@ def whole(root: Path) -> dict[tuple[str, str], torch.Tensor]:
     for part in read_manifest(root, CUT_AT).parts:
         snapshot = load_part(root, CUT_AT, PartName(part))
         for name, vector in zip(snapshot.layout.vectors, snapshot.vectors, strict=True):
-            found |= {(key, name): view for key, view in snapshot.layout.views(vector).items()}
+            found |= {(key, name): view for key, view in snapshot.layout.kept_in(name).views(vector).items()}
     return found

@@ -38,7 +38,8 @@ SPLIT = SplitConfig(
 )
 FIRST, LAW, CODE = SPLIT.parts[:3]
 HELD = {"a1": FIRST, "a2": FIRST, "w1": LAW, "w2": LAW, "c1": CODE, "tw": ENDS, "tc": ENDS}
-POLICY = AdmissionPolicy(RUN, AdmissionConfig(mode="token", issuers=("F",)), owners=SPLIT.owners)
+OWNERS = {str(part): organisation for part, organisation in SPLIT.owners.items()}
+POLICY = AdmissionPolicy(RUN, AdmissionConfig(mode="token", issuers=("F",)), owners=OWNERS)
 ANY, STATE = bytes(64), "d" * 64
 RULES = ChangeRules(RosterRules(RUN, 20, admission=POLICY), lambda peer, data, signature: True)
 
@@ -57,7 +58,7 @@ def grant(peer: str, organisation: str) -> Credential:
 
 def roster(*left_out: str, **moved: PartName) -> Roster:
     holders = tuple(Holder.of(grant(peer, "acme" if peer in ("c1", "tc") else "mary")) for peer in HELD)
-    state = Admissions(issuers=("F",), holders=holders, owners={str(part): org for part, org in SPLIT.owners.items()})
+    state = Admissions(issuers=("F",), holders=holders, owners=OWNERS)
     return Roster((member(peer, moved.get(peer)) for peer in HELD if peer not in left_out), state)
 
 
