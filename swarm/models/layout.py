@@ -141,16 +141,16 @@ class FlatLayout:
         return tuple(runs)
 
 
-def matrices_of(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Return how many matrices a tensor is, of how many rows and columns; None for a vector or a number."""
-    return (math.prod(shape[:-2]), shape[-2], shape[-1]) if len(shape) > 1 else None
+def matrices_of(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return how many matrices a tensor is, of how many rows and columns: of no columns where it is none."""
+    return (math.prod(shape[:-2]), shape[-2], shape[-1]) if len(shape) > 1 else (1, math.prod(shape), 0)
 
 
 @lru_cache(maxsize=64)
 def _factors_of(slots: tuple[Slot, ...]) -> FlatLayout:
     def shape(of: tuple[int, ...]) -> tuple[int, ...]:
-        found = matrices_of(of)
-        return of if found is None else (found[0] * (found[1] + found[2]),)
+        matrices, rows, columns = matrices_of(of)
+        return (matrices * (rows + columns),) if len(of) > 1 else of
 
     return FlatLayout.from_shapes((slot.name, shape(slot.shape)) for slot in slots)
 

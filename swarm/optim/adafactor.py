@@ -73,7 +73,7 @@ class Adafactor:
         after, kept_in = torch.zeros_like(state[1]), layout.kept_in(FACTORS)
         runs, end = list[ElementRun](), 0
         for slot, place in zip(layout.slots, kept_in.slots, strict=True):
-            gradient = _Gradient(mean[slot.offset : slot.offset + slot.elements], clip, *_matrices(slot.shape))
+            gradient = _Gradient(mean[slot.offset : slot.offset + slot.elements], clip, *matrices_of(slot.shape))
             kept = slice(place.offset, place.offset + place.elements)
             after[kept] = self._decayed(state[1][kept], gradient.mean_squares())
             divisor = self._divisor(gradient, after[kept], numbers.step)
@@ -193,7 +193,3 @@ def _step(clip: float, rate: float, shrink: float, old: Vectors, sources: Vector
     torch.mul(moved, rate, out=moved)
     torch.mul(old[0], shrink, out=new[0])
     torch.sub(new[0], moved, out=new[0])
-
-
-def _matrices(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    return matrices_of(shape) or (1, math.prod(shape), 0)

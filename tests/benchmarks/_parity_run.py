@@ -20,7 +20,7 @@ from peers.local.launch import PeerGroup
 from peers.local.progress import RunView
 from peers.local.run import BOOTSTRAP, LocalRun, peer_names
 from swarm.clock import SystemClock
-from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest
+from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest, load_manifest
 from swarm.consensus.history import History, HistoryReader
 from swarm.consensus.records import CloseRecord
 from swarm.models.registry import AnyModel
@@ -76,6 +76,26 @@ class TrainedRun:
     manifest: Manifest
     directory: RunDirectory
     records: tuple[CloseRecord, ...]
+
+    @staticmethod
+    def linked(root: Path, manifest: Manifest, records: tuple[CloseRecord, ...], shards: Sequence[Path]) -> TrainedRun:
+        """Return a run whose trainers' ``shards`` lie elsewhere, as a replay reads it: linked below ``root``."""
+        directory = RunDirectory(root)
+        for number, shard in enumerate(shards):
+            directory.shard(number).parent.mkdir(parents=True, exist_ok=True)
+            directory.shard(number).symlink_to(shard)
+        return TrainedRun(manifest=manifest, directory=directory, records=records)
+
+    @staticmethod
+    def in_home(home: Path, root: Path, trainers: int) -> TrainedRun:
+        """Return the one run in a home whose trainers had the places ``t0``, ``t1`` …, by the longest history there:
+        :meth:`linked`."""
+        records = read_history(max(home.rglob("history.jsonl"), key=lambda path: path.stat().st_size))
+        there, shards = list(home.rglob("shard")), list[Path]()
+        for number in range(trainers):
+            (shard,) = (path for path in there if f"t{number}" in path.parts)
+            shards.append(shard)
+        return TrainedRun.linked(root, load_manifest(next(home.rglob("run.toml"))), records, shards)
 
 
 def build_data(root: Path, scale: Scale) -> Data:

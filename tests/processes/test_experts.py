@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peers.home.run_directory import RunDirectory
-from swarm.config import load_manifest
 from swarm.ids import PartName
-from tests.benchmarks._parity_run import TrainedRun, read_history
+from tests.benchmarks._parity_run import TrainedRun
 from tests.harness.by_hand import LOCAL, by_hand
 from tests.properties.test_parity import differing
 
@@ -60,15 +58,10 @@ def test_run_with_experts_has_the_bits_of_one_process_though_a_host_is_killed(tm
         trainer.wait_step(3)
         killed.process.send_signal(signal.SIGKILL)
         assert [one.end()[0] for one in (founder, trainer)] == [0, 0]
-        records = read_history(max(hand.home.rglob("history.jsonl"), key=lambda path: path.stat().st_size))
-        holders = [len(record.members.replicas(PartName(twice))) for record in records]
+        run = TrainedRun.in_home(hand.home, tmp_path / "again", trainers=1)
+        holders = [len(record.members.replicas(PartName(twice))) for record in run.records]
         assert (holders[0], holders[-1]) == (2, 1), "one was killed"
-        again = RunDirectory(tmp_path / "again")
-        (shard,) = {path for path in hand.home.rglob("shard") if "t0" in path.parts}
-        again.shard(0).parent.mkdir(parents=True, exist_ok=True)
-        again.shard(0).symlink_to(shard)
-        manifest = load_manifest(next(hand.home.rglob("run.toml")))
-        assert differing(TrainedRun(manifest=manifest, directory=again, records=records), records) == []
+        assert differing(run, run.records) == []
         dropped = [
             event["without_room"]
             for path in hand.home.rglob("events.jsonl")
@@ -76,11 +69,11 @@ def test_run_with_experts_has_the_bits_of_one_process_though_a_host_is_killed(tm
             if event["kind"] == "ChoicesDropped"
         ]
         assert any(dropped), "an expert was full"
-        made = hand.run("export", "--out", str(tmp_path / "model"), "--run", manifest.run_id[:12])
+        made = hand.run("export", "--out", str(tmp_path / "model"), "--run", run.manifest.run_id[:12])
         assert made.returncode == 0, made.stderr
         measured = [
             json.loads(hand.run("eval", *which, "--json", str(text)).stdout)["loss"]
-            for which in (("--run", manifest.run_id[:12]), ("--model", str(tmp_path / "model")))
+            for which in (("--run", run.manifest.run_id[:12]), ("--model", str(tmp_path / "model")))
         ]
         assert measured[0] == pytest.approx(measured[1], rel=1e-4), "transformers has the same model"
         sampled = hand.run("sample", "--model", str(tmp_path / "model"), "--prompt", "The owl", "--tokens", "4")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from peers.home.run_directory import RunDirectory
-from swarm.config import load_manifest
-from tests.benchmarks._parity_run import TrainedRun, read_history
+from tests.benchmarks._parity_run import TrainedRun
 from tests.harness.by_hand import LOCAL, by_hand, some_text
 from tests.properties.test_parity import differing
 
@@ -55,15 +54,11 @@ def test_replicas_with_one_device_and_with_two_have_the_bits_of_one_process(tmp_
         trainer = hand.start("join", invite, "--data", str(some_text(tmp_path)), *who, *LOCAL)
         assert [each.end()[0] for each in (founder, two, one, last, trainer)] == [0] * 5
         assert [event["device"] for event in two.events("DeviceChosen")] == ["cpu+cpu"]
-        records = read_history(max(hand.home.rglob("history.jsonl"), key=lambda path: path.stat().st_size))
-        computed = {done.route[0] for record in records for done in record.committed}
+        run = TrainedRun.in_home(hand.home, tmp_path / "again", trainers=1)
+        computed = {done.route[0] for record in run.records for done in record.committed}
         assert computed == {str(each.events("PeerReady")[0]["peer"]) for each in (one, two)}, "both had their share"
-        again = RunDirectory(tmp_path / "again")
-        again.shard(0).parent.mkdir(parents=True, exist_ok=True)
-        again.shard(0).symlink_to(*(path for path in hand.home.rglob("shard") if "t0" in path.parts))
-        manifest = load_manifest(next(hand.home.rglob("run.toml")))
-        assert len(records) == STEPS + 1
-        assert differing(TrainedRun(manifest=manifest, directory=again, records=records), records) == []
-        whole = manifest.model_copy(update={"split": manifest.split.model_copy(update={"tensor": 1})})
-        apart = differing(TrainedRun(manifest=whole, directory=again, records=records), records)
+        assert len(run.records) == STEPS + 1
+        assert differing(run, run.records) == []
+        split = run.manifest.split.model_copy(update={"tensor": 1})
+        apart = differing(replace(run, manifest=run.manifest.model_copy(update={"split": split})), run.records)
         assert apart, "whole layers round otherwise"

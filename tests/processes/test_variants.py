@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peers.home.run_directory import RunDirectory
-from swarm.config import load_manifest
 from swarm.ids import stage_part
-from tests.benchmarks._parity_run import TrainedRun, read_history
+from tests.benchmarks._parity_run import TrainedRun
 from tests.harness.by_hand import LOCAL, by_hand
 from tests.properties.test_parity import differing
 
@@ -63,17 +61,11 @@ def test_each_variant_has_the_bits_of_one_process_on_its_rows_though_a_host_of_o
         trainers[1].wait_step(3)
         code[0].process.send_signal(signal.SIGKILL)
         assert [one.end()[0] for one in (founder, *trainers)] == [0, 0, 0]
-        records = read_history(max(hand.home.rglob("history.jsonl"), key=lambda path: path.stat().st_size))
-        code_hosts = [record.members.replicas(CODE) for record in records]
+        trained = TrainedRun.in_home(hand.home, tmp_path / "again", trainers=2)
+        code_hosts = [record.members.replicas(CODE) for record in trained.records]
         assert (len(code_hosts[0]), len(code_hosts[-1])) == (2, 1), "one was killed"
-        again = RunDirectory(tmp_path / "again")
-        for number in range(2):
-            (shard,) = {path for path in hand.home.rglob("shard") if f"t{number}" in path.parts}
-            again.shard(number).parent.mkdir(parents=True, exist_ok=True)
-            again.shard(number).symlink_to(shard)
-        manifest = load_manifest(next(hand.home.rglob("run.toml")))
-        assert differing(TrainedRun(manifest=manifest, directory=again, records=records), records) == []
-        run = ("--run", manifest.run_id[:12])
+        assert differing(trained, trained.records) == []
+        run = ("--run", trained.manifest.run_id[:12])
         for domain in DOMAINS:
             made = hand.run("export", "--out", str(tmp_path / domain), "--path", domain, *run)
             assert made.returncode == 0, made.stderr

@@ -14,7 +14,6 @@ import pytest
 
 from peers.chaos.faults import Kill, Restart
 from peers.chaos.plan import On, Strike
-from peers.home.run_directory import RunDirectory
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord
 from swarm.events import ChoicesDropped
@@ -43,12 +42,8 @@ def lived(root: Path, *strikes: Strike, hosts: int = 4, **shape: Any) -> tuple[T
     links = Links.parse({"default": {"latency_ms": 20}})
     swarm = SimSwarm(root, hosts=hosts, trainers=2, links=links, **{"split": {"stages": 2}, **SMALL, **shape})
     live_through(swarm, root, *strikes, steps=STEPS, timeout_s=600.0)
-    directory = RunDirectory(root)
-    for number, shard in enumerate(swarm.shards):
-        directory.shard(number).parent.mkdir(exist_ok=True)
-        directory.shard(number).symlink_to(shard)
     records = read_history(root / "host-0" / "history.jsonl")
-    return TrainedRun(manifest=swarm.manifest, directory=directory, records=records), swarm
+    return TrainedRun.linked(root, swarm.manifest, records, swarm.shards), swarm
 
 
 def differing(run: TrainedRun, records: tuple[CloseRecord, ...]) -> list[tuple[int, str]]:

@@ -8,7 +8,6 @@ from typing import Any
 from peers.chaos.faults import Fault, Kill, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.home.run_directory import RunDirectory
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp, Waiting, WentBack
 from swarm.ids import stage_part
@@ -67,13 +66,9 @@ def test_variant_whose_last_host_dies_is_taken_over_from_a_copy_and_no_bit_of_it
     (rescuer,) = holders(swarm, CODE)
     assert {event.part for event in swarm.peers[rescuer].events.of(CopyHeld)}.isdisjoint({CODE}), "trainers keep them"
     check_run([swarm.root]).assert_sound()
-    directory = RunDirectory(tmp_path)
-    for number, shard in enumerate(swarm.shards):
-        directory.shard(number).parent.mkdir(exist_ok=True)
-        directory.shard(number).symlink_to(shard)
     records = read_history(tmp_path / "bootstrap" / "history.jsonl")
     assert len({record.digests[CODE] for record in records}) == STEPS, "all but the step that was given up taught it"
-    assert differing(TrainedRun(manifest=swarm.manifest, directory=directory, records=records), records) == []
+    assert differing(TrainedRun.linked(tmp_path, swarm.manifest, records, swarm.shards), records) == []
 
 
 def test_run_waits_for_a_variant_of_which_nobody_keeps_a_copy_and_ends_naming_it(tmp_path: Path) -> None:
