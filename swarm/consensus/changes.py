@@ -47,8 +47,8 @@ ALL_ASKED = "all have been asked to leave"
 
 class Admission(Message):
     """A peer that holds its part asks to be in the roster that the record of ``step`` names; where one must be admitted
-    with its ``credential``. Of a part that its organisation keeps to itself, and that no member holds, ``state`` is the
-    digest of what it holds: nobody else has any."""
+    with its ``credential``. Of a part that its organisation keeps to itself, and that no member holds that is there,
+    ``state`` is the digest of what it holds: nobody else has any."""
 
     step: Count
     member: Member
@@ -234,10 +234,7 @@ class ChangeRules:
         member = request.member
         # Nobody has looked at what an issuer shows.
         state.check_member(member, None if member.peer in state.issuers else request.credential)
-        hosts = now.roster.replicas(PartName(member.part or ""))
-        if member.part in state.owners and set(hosts) <= set(now.lost):
-            if hosts:
-                raise Refused(f"{member.part} is about to be without a host: its owner's may join with the next step")
+        if member.part in state.owners and set(now.roster.replicas(PartName(member.part or ""))) <= set(now.lost):
             if request.state is None:
                 raise Refused(f"{member.part} has no host, and this one does not say which state it has")
         elif request.state is not None:

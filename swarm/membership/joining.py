@@ -91,6 +91,8 @@ class Joining:
         self._state = StateFetch(run.around)
         self._prepared, self._attempts, self._asking = False, 0, -1
         self._listen_at, self._looked = 0.0, 0
+        self._alone = False
+        """No host is there of our part, which our organisation keeps to itself: nobody else has its state."""
 
     async def run(self, contact: PeerId | None) -> None:
         """Return when a record names us. Raises RunEnded when there is no place for us, or when nobody could help with
@@ -142,6 +144,8 @@ class Joining:
         # Once it holds a state it keeps its place, also when it has to start over.
         self._check_parted(head)
         name = self._run.situation.part if self._placed(head) else await self._survey.choose(head, lost)
+        kept = name in head.members.owners
+        self._alone = kept and (name in lost or not head.members.replicas(PartName(name or "")))
         donors = self._donors(head, name, contact, self._attempts + (name in lost))
         self._attempts += 1
         try:
@@ -299,7 +303,7 @@ class Joining:
         """Return who can help: any member with decisions, a replica with a part; in an order of our own, so that those
         who join together spread, and another one each time. When replicas have failed, those come after them that keep
         a copy of the part: its replicas may all be gone. Who lied is not asked again."""
-        any_member = name is None or name in head.members.paused
+        any_member = name is None or self._alone
         members = head.members.peers if name is None or any_member else head.members.replicas(name)
         donors = self._willing(members)
         random.Random(self._around.endpoint.peer).shuffle(donors)
@@ -319,11 +323,11 @@ class Joining:
 
     async def _join(self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord) -> None:
         name = self._run.situation.part
-        alone = name in known.members.paused
-        follows = None if alone else name  # what nobody holds stays as it is until we do
+        follows = None if self._alone else name  # what nobody holds stays as it is until we do
         observer = await self._went_on(donors, follows) or await self._begun(donors, contact, known, follows)
         while not self._at.is_member:
-            if alone and name not in observer.head.members.paused:
+            head = observer.head
+            if self._alone and name not in head.members.paused and head.hash() != known.hash():
                 raise WrongStep(f"others hold {name} by now")
             self._learn(await self._next(observer))
         await observer.close()
@@ -331,7 +335,7 @@ class Joining:
     async def _next(self, observer: Observer) -> CloseRecord:
         """The next step's record, in which we ask to be named: again and again, for the step's leader may change,
         and a step that is given up takes in whom it refused before."""
-        await self._ask(observer.head)
+        await self._ask(observer.head, lost=self._alone)
         asking = asyncio.create_task(self._keep_asking(observer.head))
         try:
             return await observer.follow()
@@ -344,7 +348,7 @@ class Joining:
             await self._ask(head, lost=True)
         while True:
             await self._around.clock.sleep(ASK_AGAIN_S)
-            await self._ask(head, lost=lost)
+            await self._ask(head, lost=lost or self._alone)
 
     async def _went_on(self, donors: Sequence[PeerId], follows: PartName | None) -> Observer | None:
         """One more step from the state that we hold already, when somebody still keeps what comes after it for us."""
@@ -390,7 +394,7 @@ class Joining:
 
     async def _start(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> Decision:
         """From the state that is here in part, as long as somebody keeps it; else from the newest."""
-        if (begun := self._state.begun) is not None:
+        if (begun := self._state.begun) is not None and not self._alone:
             try:
                 return await observer.start(contact, known, begun)
             except (PeerError, StateError) as error:
@@ -419,7 +423,7 @@ class Joining:
             machine=settings.machine,
             choice=(settings.wish.choice or 0) if settings.role == "trainer" else 0,
         )
-        state = await self._state.digest() if member.part in head.members.paused else None
+        state = await self._state.digest() if self._alone else None
         signed = admission_bytes(around.manifest.run_id, step, head.hash(), member, state)
         signature = around.identity.sign(signed)
         body = Admission(step=step, member=member, signature=signature, credential=around.credential, state=state)

@@ -165,7 +165,7 @@ def kept_digests(before: CloseRecord, changes: Changes) -> dict[str, str]:
     """Return the digests, after the step that follows ``before``, of the parts that an organisation keeps to itself and
     that nobody held in it: as they were, or what hosts of it say that now join with them."""
     said = {str(join.member.part): join.state for join in changes.joins if join.state is not None}
-    return {str(part): said.get(str(part), before.digests[part]) for part in before.members.paused}
+    return {str(part): before.digests[part] for part in before.members.paused} | said
 
 
 def given_up(head: CloseRecord, previous: str, term: int, roster: Roster, changes: Changes, most: int) -> CloseRecord:

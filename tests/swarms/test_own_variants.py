@@ -131,6 +131,25 @@ def test_death_of_an_owners_last_host_pauses_its_expert_alone_until_it_is_starte
     assert 1 in choices[STEPS], "its trainer feeds again"
 
 
+def test_owners_host_comes_back_while_nobody_else_feeds(tmp_path: Path) -> None:
+    swarm = Owned(tmp_path)
+
+    async def story() -> None:
+        await swarm.closed(3)
+        swarm.kill("trainer-0")
+        await swarm.closed(5)
+        swarm.kill(HOST)
+        await eventually(lambda: any(f"a host of {CODE}" in one.what for one in swarm.peers["host-0"].events.of(Waiting)),
+                         deadline_s=600.0)  # fmt: skip
+        await swarm.join("again", "stage", 104, stage=1)
+
+    play(swarm, story)
+    check(swarm, HOST, "trainer-0")
+    (void,) = {event.step for event in swarm.events(StepGivenUp)}
+    assert holders(swarm, CODE, void) == ["again"], "with the step that its loss gave up"
+    assert swarm.choices()[STEPS] == {1}
+
+
 def test_owners_last_host_may_leave_and_no_step_is_lost_by_that(tmp_path: Path) -> None:
     swarm = Owned(tmp_path)
 

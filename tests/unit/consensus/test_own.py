@@ -124,8 +124,9 @@ def test_host_of_a_part_that_nobody_holds_says_which_state_it_has_and_signs_that
         RULES.check_admission(away, join("x", CODE, "mary", STATE))
     said = {admission_bytes(RUN, 9, "", member("c1"), state) for state in (None, STATE, "e" * 64)}
     assert len(said) == 3
-    with pytest.raises(Refused, match="may join with the next step"):
-        RULES.check_admission(now(lost=("c1",)), join("c1", CODE, "acme", STATE))
+    RULES.check_admission(now(lost=("c1",)), join("c1", CODE, "acme", STATE))
+    with pytest.raises(Refused, match="does not say which state it has"):
+        RULES.check_admission(now(lost=("c1",)), join("c1", CODE, "acme"))
 
 
 def test_of_two_that_join_with_different_states_of_it_the_first_is_taken() -> None:
@@ -210,6 +211,16 @@ def test_run_in_which_nobody_feeds_any_more_waits_for_a_trainer_or_its_owners_ho
     assert following.replicas(CODE) == ("x",)
     digests = {str(part): "e" * 64 for part in SPLIT.parts}
     before = any_record(roster=away.roster.members, admissions=away.roster.admissions, digests=digests)
+    assert given_up(before, before.hash(), 0, following, saves, 20).digests == digests | {CODE: STATE}
+
+
+def test_step_that_lost_its_last_host_while_nobody_else_feeds_is_given_up_once_one_is_back() -> None:
+    alone, lost = now("tw"), (PeerId("c1"),)
+    saves = Changes(absent=lost, joins=(join("c1", CODE, "acme", STATE),))
+    following = RULES.give_up(alone, saves)
+    assert (following.replicas(CODE), Roster(following.members, roster().admissions).feeding()) == (("c1",), ("tc",))
+    digests = {str(part): "e" * 64 for part in SPLIT.parts}
+    before = any_record(roster=alone.roster.members, admissions=alone.roster.admissions, digests=digests)
     assert given_up(before, before.hash(), 0, following, saves, 20).digests == digests | {CODE: STATE}
 
 
