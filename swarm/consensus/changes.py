@@ -315,7 +315,7 @@ class ChangeRules:
                 granted.append(request)
         room = max(0, min(MAX_CHANGES, self._rules.most - len(before) + len(granted) + len(gone)))
         return Changes(
-            joins=tuple(_alike(each_grant_once(sorted(joins, key=lambda join: join.member.peer)))[:room]),
+            joins=tuple(alike_in_state(each_grant_once(sorted(joins, key=lambda join: join.member.peer)))[:room]),
             leaves=tuple(granted),
             absent=tuple(gone),
         )
@@ -395,7 +395,7 @@ class ChangeRules:
             raise Violation("a peer that joins or moves twice in one step")
         if each_grant_once(changes.joins) != list(changes.joins):
             raise Violation("two peers that join with one invite")
-        if _alike(changes.joins) != list(changes.joins):
+        if alike_in_state(changes.joins) != list(changes.joins):
             raise Violation("two peers that join one part with two states of it")
 
     def admissions(self, now: OpenStepFacts, changes: Changes, following: Roster) -> Admissions | None:
@@ -495,7 +495,7 @@ def each_grant_once(joins: Sequence[Admission]) -> list[Admission]:
     return found
 
 
-def _alike(joins: Sequence[Admission]) -> list[Admission]:
+def alike_in_state(joins: Sequence[Admission]) -> list[Admission]:
     """Return the requests without those that say another state of a part than one before them."""
     said: dict[str | None, str | None] = {}
     return [join for join in joins if said.setdefault(join.member.part, join.state) == join.state]

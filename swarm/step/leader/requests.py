@@ -19,6 +19,7 @@ from swarm.consensus.changes import (
     OpenStepFacts,
     PersonsWord,
     Reassign,
+    alike_in_state,
     each_grant_once,
 )
 from swarm.consensus.records import CloseRecord
@@ -206,13 +207,13 @@ class ChangeRequests:
     def give_up(
         self, moves: Sequence[Reassign], joins: Sequence[Admission], absent: Collection[PeerId]
     ) -> tuple[Changes, Roster]:
-        """As :meth:`settle`, for a step that is given up: without those of ``joins`` that may not join any more, or use
-        an invite that another of them uses. Raises Refused and Violation, with nothing settled, while the run cannot go
+        """As :meth:`settle`, for a step that is given up: without those of ``joins`` that may not join any more, use an
+        invite that another of them uses, or say another state of a part. Raises Refused and Violation, with nothing settled, while the run cannot go
         on with the others."""
         now = dataclasses.replace(self.now, lost=frozenset(absent))
         asked = sorted(joins, key=lambda join: join.member.peer)
-        granted = tuple(each_grant_once([join for join in asked if self._may(now, join)]))
-        changes = Changes(joins=granted, reassigns=tuple(moves), absent=tuple(sorted(absent)))
+        granted = alike_in_state(each_grant_once([join for join in asked if self._may(now, join)]))
+        changes = Changes(joins=tuple(granted), reassigns=tuple(moves), absent=tuple(sorted(absent)))
         roster = self._changes.give_up(now, changes)
         self._settled = True
         return changes, roster

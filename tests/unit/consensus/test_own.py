@@ -28,6 +28,7 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.security.credentials import Credential, Grant, SignedGrant
 from swarm.step.blocked import awaited_holders, awaited_near
 from swarm.step.decisions import given_up, gone_back, kept_digests
+from swarm.step.leader.requests import ChangeRequests
 from swarm.step.moves import MoveRules
 from swarm.step.rules import StepRules
 from tests.harness.rigs.consensus import RUN
@@ -222,6 +223,14 @@ def test_step_that_lost_its_last_host_while_nobody_else_feeds_is_given_up_once_o
     digests = {str(part): "e" * 64 for part in SPLIT.parts}
     before = any_record(roster=alone.roster.members, admissions=alone.roster.admissions, digests=digests)
     assert given_up(before, before.hash(), 0, following, saves, 20).digests == digests | {CODE: STATE}
+
+
+def test_of_two_that_come_back_to_a_lost_one_with_different_states_one_is_taken() -> None:
+    alone = now("tw")
+    requests = ChangeRequests(replace(STEP_RULES, admission=POLICY, max_members=20), lambda *_: True, alone)
+    asked = [join("y", CODE, "acme", "e" * 64), join("x", CODE, "acme", STATE)]
+    changes, following = requests.give_up((), asked, (PeerId("c1"),))
+    assert ([one.member.peer for one in changes.joins], following.replicas(CODE)) == (["x"], ("x",))
 
 
 def test_its_last_host_may_leave_where_others_feed() -> None:
