@@ -189,8 +189,9 @@ class StateFetch:
         """Hold on with a part that nobody but its owner may have, and none of whose hosts is there: as it is here, else
         as it was ``latest`` on this machine's disk. From ``record`` on it is what replicas of it begin with. Raises
         RunEnded where there is nothing of it."""
-        around, began = self._around, self._around.clock.monotonic()
-        if self.part is None or self.part.spec.name != name:
+        around, began, part = self._around, self._around.clock.monotonic(), self.part
+        self._download = None
+        if part is None or part.spec.name != name or part.empty:
             await asyncio.to_thread(check_memory, around, name)
             state = await asyncio.to_thread(latest)
             if state is None:
@@ -199,14 +200,14 @@ class StateFetch:
                     Ending.MISUSED,
                     remedy="Start a host of it where one was before.",
                 )
-            self.part = await build_empty(around, name, record.members.peers)
+            part = self.part = await build_empty(around, name, record.members.peers)
             seconds, me = around.clock.monotonic() - began, around.endpoint.peer
             around.events.emit(
                 StateDownloaded(part=name, step=state.step, donor=me, bytes_received=0, seconds=seconds, donors=(me,))
             )
         else:
-            state = await around.device.run(self.part.snapshot)
-        await around.device.run(self.part.install, replace(state, step=record.step))
+            state = await around.device.run(part.snapshot)
+        await around.device.run(part.install, replace(state, step=record.step))
 
     async def digest(self) -> str | None:
         """Return that of the state that is here; None where nothing is."""

@@ -175,6 +175,11 @@ class PartState:
         return PartState(spec, family.layout(family.build(spec)), update)
 
     @property
+    def empty(self) -> bool:
+        """Return whether it holds no state yet."""
+        return self._state is None
+
+    @property
     def step(self) -> int:
         """The closed step whose result this part holds; 0 is the initial weights. Raises BugError before install."""
         self._installed()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from swarm.errors import Busy, StateError, Violation
+from swarm.errors import Busy, RunEnded, StateError, Unreachable, Violation
 from swarm.events import DonorDropped, StateDownloaded, SyncProgress
 from swarm.ids import PartName, PeerId
 from swarm.membership import download
-from swarm.membership.download import PartDownload, download_part
+from swarm.membership.download import PartDownload, StateFetch, download_part
 from swarm.network.protocols import Answer
+from swarm.optim.part import PartState
 from swarm.state.frozen import ModelFiles
 from swarm.state.snapshot import digest, initial_snapshot
 from swarm.state.transfer import CHUNK, DESCRIBE
@@ -107,6 +109,29 @@ async def test_download_of_a_part_that_the_record_does_not_name_is_an_error(scen
     scene.part.spec.name = PartName("stage-9")
     with pytest.raises(StateError, match="names no stage-9"):
         PartDownload(scene.around, scene.record, scene.part)
+
+
+async def test_owners_host_whose_last_donor_died_holds_on_with_what_its_disk_has(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = scene.world.state
+    part = PartState(cast(Any, scene.part.spec), state.layout, cast(Any, SimpleNamespace(vectors=state.layout.vectors)))
+    monkeypatch.setattr(download, "build_empty", lambda *_: inline(lambda: part))
+    monkeypatch.setattr(download, "check_memory", lambda *_: None)
+    fetch, scene.record.members = StateFetch(scene.around), SimpleNamespace(replicas=lambda part: (), peers=(A,))
+    scene.record.hash = lambda: "0" * 64
+
+    async def die(body: Any, answer: Answer[Any]) -> Answer[Any]:
+        raise Unreachable("it died", peer=A)
+
+    scene.world.twists[A, CHUNK] = die
+    with pytest.raises(Unreachable):
+        await scene.run(fetch.run(state.part, [A], scene.record))
+    assert part.empty
+    with pytest.raises(RunEnded, match="no state of"):
+        await fetch.revive(state.part, scene.record, lambda: None)
+    await fetch.revive(state.part, scene.record, lambda: replace(state, step=state.step - 1))
+    assert (fetch.begun, part.step, await fetch.digest()) == (None, state.step, digest(state))
 
 
 @pytest.mark.parametrize("same", [True, False])
