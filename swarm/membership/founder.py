@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
+from swarm.columns import takes
 from swarm.consensus.faults import barred_words, newly_barred
 from swarm.consensus.placement import Candidate, assign_stages, without_memory
 from swarm.consensus.roster import Role, without_server
@@ -21,7 +22,7 @@ from swarm.consensus.slowness import rests_until
 from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.heartbeat import PING, Ping
 from swarm.health.watch import PING_TIMEOUT_S
-from swarm.ids import ENDS, PeerId
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.membership.founding_record import FoundingTimeout, Origin, enough, found, gather_candidates
 from swarm.membership.roles import PeerContext
 from swarm.membership.rules import admission_policy, spec_of, update_of
@@ -266,6 +267,8 @@ class Founder:
         me, clock, origin = self._around.endpoint.peer, self._around.clock, self._origin
         records, out = await self._directory.lookup(PeerRecord), {me, *newly_barred(origin.barred, origin.step)}
         ready = {peer: record for peer, record in records.items() if record.status == "waiting" and peer not in out}
+        own = origin.own(ready.values())
+        ready = {peer: record for peer, record in ready.items() if _may_feed(peer, record, own)}
         named = {peer: ready[peer].credential for peer in sorted(ready, key=self._room.since)}
         waiting: dict[PeerId, Role] = {peer: ready[peer].role for peer in one_per_grant(self._own_record(), named)}
         asked = self._room.to_ask(waiting, await self._connected(), clock.monotonic())
@@ -293,6 +296,12 @@ class Founder:
         except PeerError:
             return False
         return True
+
+
+def _may_feed(peer: PeerId, record: PeerRecord, own: Mapping[PartName, Collection[str]]) -> bool:
+    """Return whether nobody else keeps to itself what the microbatches of one that waits would pass."""
+    choice = record.choice or 0
+    return record.role != "trainer" or all(peer in may for part, may in own.items() if takes(part, choice))
 
 
 # --- waiting room (pure) ---------------------------------------------------------------------------------------------

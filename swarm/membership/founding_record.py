@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from swarm.clock import Clock
 from swarm.consensus.admissions import AdmissionPolicy, Admissions
@@ -94,6 +95,13 @@ async def gather_candidates(
         await clock.sleep(POLL_S if elapsed < SOON_S else LATER_POLL_S)
 
 
+class _Shows(Protocol):
+    """What may show a credential."""
+
+    @property
+    def credential(self) -> Credential | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """What a run begins with: the digests of the state after ``step``, where its shards continue, and the hash of the
@@ -115,7 +123,7 @@ class Origin:
         """Return the organisation of each of these, where microbatches stay in it; else None."""
         return self.rules.homes(self.admissions or self.rules.first(), _shown(candidates))
 
-    def own(self, candidates: Iterable[Candidate]) -> Mapping[PartName, Collection[str]]:
+    def own(self, candidates: Iterable[_Shows]) -> Mapping[PartName, Collection[str]]:
         """Return those of these that may hold each part that an organisation keeps to itself."""
         return self.rules.may_hold(self.admissions or self.rules.first(), _shown(candidates))
 
@@ -136,7 +144,7 @@ class Origin:
         )
 
 
-def _shown(candidates: Iterable[Candidate]) -> list[Credential]:
+def _shown(candidates: Iterable[_Shows]) -> list[Credential]:
     return [one.credential for one in candidates if one.credential is not None]
 
 

@@ -139,8 +139,8 @@ def test_owners_host_comes_back_while_nobody_else_feeds(tmp_path: Path) -> None:
         swarm.kill("trainer-0")
         await swarm.closed(5)
         swarm.kill(HOST)
-        await eventually(lambda: any(f"a host of {CODE}" in one.what for one in swarm.peers["host-0"].events.of(Waiting)),
-                         deadline_s=600.0)  # fmt: skip
+        waits = swarm.peers["host-0"].events
+        await eventually(lambda: any(f"a host of {CODE}" in one.what for one in waits.of(Waiting)), deadline_s=600.0)
         await swarm.join("again", "stage", 104, stage=1)
 
     play(swarm, story)

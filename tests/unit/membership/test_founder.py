@@ -34,8 +34,11 @@ def _record(role: Any, incarnation: int) -> PeerRecord:
     return PeerRecord(role=role, name="some", incarnation=incarnation, status="waiting", step=0)
 
 
-def _shown(peer: str, serial: str, *, vote: bool = True) -> Credential:
-    grant = Grant(run=RUN, serial=serial * 16, name="ana", role="any", vote=vote, until_step=9, key=peer)
+def _shown(peer: str, serial: str, *, vote: bool = True, organisation: str = "") -> Credential:
+    grant = Grant(
+        run=RUN, serial=serial * 16, name="ana", organisation=organisation, role="any", vote=vote, until_step=9,
+        key=peer,
+    )  # fmt: skip
     return Credential(signed=SignedGrant(grant=grant, signatures={}), peer=peer)
 
 
@@ -153,6 +156,19 @@ async def test_founder_takes_nobody_who_is_barred_from_the_run_that_goes_on() ->
     assert {candidate.peer for candidate in await founder._candidates()} == {ME, "trainer"}
     founder._origin = Origin(digests={}, step=41, barred={"host": Barred(times=1, until=42)})
     assert {candidate.peer for candidate in await founder._candidates()} == {ME, *HERE}
+
+
+async def test_founder_takes_no_trainer_of_another_organisation_for_what_one_keeps_to_itself() -> None:
+    records = {peer: _record(role, 1) for peer, role in HERE.items()}
+    trainer, expert = PeerId("trainer"), stage_part(1, 1, 2)
+    policy = AdmissionPolicy(RUN, AdmissionConfig(mode="token", issuers=("founder",)), owners={expert: "acme"})
+    for choice, home, there in ((0, "mary", True), (1, "mary", False), (1, "acme", True)):
+        shown = _shown("trainer", "1", organisation=home)
+        records[trainer] = _record("trainer", 1).model_copy(update={"choice": choice, "credential": shown})
+        founder = _founder(Called(), records)
+        founder._origin = Origin(digests={}, rules=policy)
+        found = {candidate.peer for candidate in await founder._candidates()}
+        assert (trainer in found) == there
 
 
 async def test_founder_that_is_barred_from_the_run_that_goes_on_ends() -> None:
