@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from data_shards.manifest import Sha256
 from data_shards.router import Points, Router, Whole, described, learn
 from data_shards.shard import Shard
 from swarm.errors import ConfigError
-from swarm.schema import HistogramField, Section
+from swarm.schema import BINS, MOST_IN_BIN, HistogramField, Section
 
 FEWEST_DOCUMENTS, MOST_GROUPS = 32, 16
 MOST_BYTES = 1 << 16
@@ -36,6 +36,16 @@ class DocumentGroup(Section):
     pieces: Annotated[int, Field(ge=1, le=_MOST_DOCUMENTS * _PIECES)]
     shares: HistogramField
 
+    @model_validator(mode="after")
+    def _can_be(self) -> DocumentGroup:
+        """Each document adds one piece to a few; and the shares of which these are the roots add up to one: of means of
+        roots the squares to no more, and the roots, of each bin three rounded off at most, to no less."""
+        if not self.documents <= self.pieces <= self.documents * _PIECES:
+            raise ValueError(f"{self.pieces} pieces of {self.documents} documents, each of which has 1 to {_PIECES}")
+        if sum(root * root for root in self.shares) > MOST_IN_BIN**2 or sum(self.shares) < MOST_IN_BIN - 3 * BINS:
+            raise ValueError("shares that do not add up to one")
+        return self
+
 
 class TokenHistogram(Section):
     """The contents of a file of ``swarm data histogram``. The shard was made with this ``tokenizer``."""
@@ -43,6 +53,12 @@ class TokenHistogram(Section):
     format: Literal[1] = 1
     tokenizer: Sha256
     groups: Annotated[tuple[DocumentGroup, ...], Field(min_length=1, max_length=MOST_GROUPS)]
+
+    @model_validator(mode="after")
+    def _of_one_shard(self) -> TokenHistogram:
+        if sum(one.pieces for one in self.groups) > _MOST_DOCUMENTS * _PIECES:
+            raise ValueError(f"more than {_MOST_DOCUMENTS * _PIECES} pieces, which no shard adds")
+        return self
 
     def points(self) -> Points:
         """Return what kinds can be learnt from."""

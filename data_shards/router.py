@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from swarm.schema import BINS, MOST_IN_BIN
 MOST_POINTS, MOST_WEIGHT = 1 << 12, 1 << 36
 """Descriptions that centres are learnt from, for more tell nothing new, and about what they weigh together, so that no
 sum is too large for 64 bits."""
-_TRIES, _ROUNDS = 4, 50
+_TRIES, _ROUNDS, _FINE = 4, 50, 1 << 10
 
 Whole = npt.NDArray[np.int64]
 
@@ -52,6 +53,18 @@ class Points:
         kept = np.linspace(0, len(self.at) - 1, min(len(self.at), MOST_POINTS)).astype(np.int64)
         weights = self.weights[kept]
         return Points(self.at[kept], np.maximum(weights // max(1, int(weights.sum()) // MOST_WEIGHT), 1))
+
+
+def evened(sources: Sequence[Points]) -> Points:
+    """Return the points of all sources, each of which weighs no more than the median of them, of two the lighter: how
+    much it has is its own word, and one alone decides no kinds of many."""
+    sums = [int(one.weights.sum()) for one in sources]
+    most = median_low(sums)
+    fine = 1 if max(sums) == most else _FINE
+    weights = [
+        np.maximum(one.weights * fine * min(whole, most) // whole, 1) for one, whole in zip(sources, sums, strict=True)
+    ]
+    return Points(np.concatenate([one.at for one in sources]), np.concatenate(weights))
 
 
 class Router:

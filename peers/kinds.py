@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_shards.histogram import MOST_BYTES, TokenHistogram, pieces_of, read_histogram
-from data_shards.router import Points, Router, learn
+from data_shards.router import Points, Router, evened, learn
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import command_name, count
 from peers.data.text import SAMPLE_CHARACTERS, read_corpus, sample_texts
@@ -97,7 +97,7 @@ def learn_kinds(foundation: Foundation, document: Mapping[str, Any], kinds: int,
         histogram = _histogram(path, tokenizer)
         found.append(histogram.points())
         said.append(f"{sum(one.pieces for one in histogram.groups)} of {path.name}")
-    points = Points(np.concatenate([one.at for one in found]), np.concatenate([one.weights for one in found]))
+    points = evened(found)
     centres = learn(points, kinds, document.get("run", {}).get("seed", 0))
     weights = np.bincount(Router(centres).choices(points.at), points.weights, kinds)
     shares = ", ".join(f"{100 * weight / weights.sum():.0f}" for weight in weights)

@@ -208,8 +208,8 @@ class ChangeRequests:
         self, moves: Sequence[Reassign], joins: Sequence[Admission], absent: Collection[PeerId]
     ) -> tuple[Changes, Roster]:
         """As :meth:`settle`, for a step that is given up: without those of ``joins`` that may not join any more, use an
-        invite that another of them uses, or say another state of a part. Raises Refused and Violation, with nothing settled, while the run cannot go
-        on with the others."""
+        invite that another of them uses, or say another state of a part. Raises Refused and Violation, with nothing
+        settled, while the run cannot go on with the others."""
         now = dataclasses.replace(self.now, lost=frozenset(absent))
         asked = sorted(joins, key=lambda join: join.member.peer)
         granted = alike_in_state(each_grant_once([join for join in asked if self._may(now, join)]))

@@ -9,7 +9,7 @@ import pytest
 
 from data_shards.draft import Documents, ShardDraft
 from data_shards.histogram import FEWEST_DOCUMENTS, MOST_GROUPS, TokenHistogram, histogram_of, pieces_of, read_histogram
-from data_shards.router import Router, described, learn
+from data_shards.router import Points, Router, described, evened, learn
 from data_shards.shard import Shard
 from swarm.errors import ConfigError
 
@@ -60,10 +60,15 @@ def test_histogram_comes_back_from_its_file(tmp_path: Path) -> None:
         ({"shares": [0] * 255}, "groups.0.shares"),
         ({"shares": [4097] * 256}, "groups.0.shares.0"),
         ({"shares": [-1] * 256}, "groups.0.shares.0"),
+        ({"shares": [4096, 1, *[0] * 254]}, "groups.0"),
+        ({"shares": [0] * 256}, "groups.0"),
+        ({"pieces": 31}, "groups.0"),
+        ({"pieces": 4 * 32 + 1}, "groups.0"),
+        ({"groups": [{"documents": 1 << 14, "pieces": 1 << 16, "shares": [256] * 256}] * 2}, "the document"),
     ],
 )
 def test_histogram_of_a_stranger_is_checked(changes: dict[str, Any], where: str) -> None:
-    group = {"documents": 32, "pieces": 32, "shares": [1] * 256}
+    group = {"documents": 32, "pieces": 32, "shares": [256] * 256}
     whole = {"format": 1, "tokenizer": "0" * 64, "groups": [group | changes]}
     if not changes.keys() <= group.keys():
         whole = whole | {"groups": [group]} | changes
@@ -72,12 +77,22 @@ def test_histogram_of_a_stranger_is_checked(changes: dict[str, Any], where: str)
     assert str(caught.value.why).startswith(f"{where}: ")
 
 
+def test_histogram_of_one_alone_decides_no_kinds_of_many() -> None:
+    kinds = [described(np.array([list(kind)])) for kind in KINDS]
+    mine = Points(np.concatenate(kinds[:2]), np.array([40, 30]))
+    loud = Points(kinds[2], np.array([1 << 16]))
+    points = evened([mine, mine, loud])
+    assert points.weights.tolist() == [40 << 10, 30 << 10] * 2 + [70 << 10]
+    assert evened([mine, mine]).weights.tolist() == [40, 30] * 2
+    assert evened([mine, loud]).weights.tolist() == [40 << 10, 30 << 10, 70 << 10]
+
+
 def test_what_is_no_histogram_and_more_groups_than_there_may_be_are_refused() -> None:
-    group = {"documents": 32, "pieces": 32, "shares": [1] * 256}
+    group = {"documents": 32, "pieces": 32, "shares": [256] * 256}
     for data in (b"", b"{", b"[]", b"\xff"):
         with pytest.raises(ConfigError, match="swarm data histogram"):
             read_histogram(data, "a file")
     many = {"tokenizer": "0" * 64, "groups": [group] * (MOST_GROUPS + 1)}
     with pytest.raises(ConfigError):
         read_histogram(json.dumps(many).encode(), "a file")
-    assert len(TokenHistogram.model_validate(many | {"groups": (group | {"shares": (1,) * 256},)}).points().at) == 1
+    assert len(TokenHistogram.model_validate(many | {"groups": (group | {"shares": (256,) * 256},)}).points().at) == 1
