@@ -117,7 +117,7 @@ class ForeignModel:
             made = _table(
                 family="hf", source=self.source, revision=self.revision, architecture=text.model_type,
                 layers=text.num_hidden_layers, width=text.hidden_size, vocab_size=text.vocab_size,
-                context=context or min(CONTEXT, most), scratch=scratch, attention=attention,
+                context=min(CONTEXT, most) if context is None else context, scratch=scratch, attention=attention,
                 compute=compute, config=self.config,
             )  # fmt: skip
             made.check()
@@ -131,7 +131,7 @@ class ForeignModel:
         return made
 
     def tried(
-        self, *, scratch: bool, context: int | None, compute: DType = "float32", packing: Packing = "stream"
+        self, *, scratch: bool, context: int | None = None, compute: DType = "float32", packing: Packing = "stream"
     ) -> HfConfig:
         """Return the ``[model]`` as :meth:`model` does, once it was tried that it gives the same bits cut as whole, in
         rows that are packed like this: some seconds. Raises ConfigError also where it does not."""

@@ -93,7 +93,7 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     document = dict(read) if foundation.file is not None else load_preset(foundation.preset or FOR_FOREIGN)
     adapters = {key: value for key, value in _section(document, "model").items() if key == "lora"}
     if foreign is not None:
-        document["model"] = _table(foreign, foundation) | adapters
+        document["model"] = _table(foreign, foundation, read) | adapters
         document = _with_fitting_rates(document, foundation)
     if foundation.lora_rank is not None or adapters:
         document = _with_rates_of_adapters(document, _section(read, "optimizer"))
@@ -151,7 +151,7 @@ def origins_of(foundation: Foundation, document: dict[str, Any]) -> dict[str, st
         ("what adapters take", of({"optimizer": FOR_ADAPTERS}) if "lora" in _section(document, "model") else ()),
         (f"--model {foundation.model}", below("model.") if foundation.model is not None else ()),
         (f"profile {profile}", [choice.key for choice in PROFILES.get(profile or "", ())]),
-        (str(foundation.file), [key for key in keys if value_at(read, key) is not None]),
+        (str(foundation.file), of(read)),
         ("--peers", below("split.", "run.start_when.") if foundation.peers is not None else ()),
     ):
         found |= dict.fromkeys(those, label)
@@ -419,11 +419,13 @@ def _with_rates_of_adapters(document: dict[str, Any], said: Mapping[str, Any]) -
     return document | {"optimizer": {**_section(document, "optimizer"), **FOR_ADAPTERS, **said}}
 
 
-def _table(foreign: ForeignModel, foundation: Foundation) -> dict[str, Any]:
-    """The ``[model]`` of a run with it, once it was tried."""
-    said: dict[str, Any] = {"compute": foundation.compute, "packing": foundation.packing}
+def _table(foreign: ForeignModel, foundation: Foundation, read: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``[model]`` of a run with it, once it was tried: as options say, else as the file does."""
+    said: dict[str, Any] = {key: _section(read, "model").get(key) for key in ("context", "compute")}
+    said["packing"] = _section(read, "batch").get("packing")
+    said |= {key: value for key in said if (value := getattr(foundation, key)) is not None}
     given = {key: value for key, value in said.items() if value is not None}
-    model = foreign.tried(scratch=foundation.from_scratch, context=foundation.context, **given)
+    model = foreign.tried(scratch=foundation.from_scratch, **given)
     return model.model_dump(mode="json")
 
 

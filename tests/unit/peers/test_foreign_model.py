@@ -18,7 +18,7 @@ from peers.commands.new import summary
 from peers.data.trainer_data import DataGiven, shard_for
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE
 from peers.foreign_model import check_parts, find_model
-from peers.founding_files import Founded, load_foundation, make_run
+from peers.founding_files import Founded, load_foundation, make_run, origins_of
 from peers.options.foundation import Foundation
 from swarm.errors import ConfigError
 from swarm.models.spec import SplitConfig
@@ -174,6 +174,37 @@ def test_rates_fit_trained_weights_unless_somebody_says_otherwise(
     founded = make_run(foundation, load_foundation(foundation))
     assert (founded.manifest.optimizer.lr, founded.manifest.batch.microbatch_size) == (rate, rows)
     assert dict(summary(founded))["optimizer"].startswith(f"AdamW, learning rate {rate:g} after 10 steps")
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes", "found"),
+    [
+        ("context = 24", {}, (24, "float32")),
+        ("context = 24\ncompute = 'bfloat16'", {}, (24, "bfloat16")),
+        ("context = 24\ncompute = 'bfloat16'", {"context": 16, "compute": "float32"}, (16, "float32")),
+    ],
+)
+def test_file_says_how_long_rows_are_and_how_a_named_model_is_computed_unless_options_do(
+    directory: Path, tmp_path: Path, lines: str, changes: dict[str, Any], found: tuple[int, str]
+) -> None:
+    file = tmp_path / "RUN.toml"
+    file.write_text(f"[model]\nlayers = 99\n{lines}\n")
+    foundation = Foundation(file=file, model=str(directory), **changes)
+    document = load_foundation(foundation)
+    assert (document["model"]["context"], document["model"]["compute"]) == found
+    origins = origins_of(foundation, document)
+    assert origins["model.layers"].startswith("--model")
+    assert origins["model.context"] == ("--context" if changes else str(file))
+
+
+@pytest.mark.parametrize("context", ["0", "'many'", "4096"])
+def test_context_of_a_file_that_a_named_model_does_not_have_is_refused(
+    directory: Path, tmp_path: Path, context: str
+) -> None:
+    file = tmp_path / "RUN.toml"
+    file.write_text(f"[model]\ncontext = {context}\n")
+    with pytest.raises(ConfigError, match="context"):
+        load_foundation(Foundation(file=file, model=str(directory)))
 
 
 def test_section_that_is_none_is_refused_beside_a_model(directory: Path, tmp_path: Path) -> None:
