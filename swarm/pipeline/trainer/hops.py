@@ -296,7 +296,8 @@ class RouteState:
 
     def lost(self, peer: PeerId) -> list[int]:
         """A replica is gone with what it held. Returns the hops that have to be done again, or whose turn it has: a hop
-        that it handed on is not missed before the way back."""
+        that it handed on is not missed before the way back. Where the receipt of another stands in the route changes,
+        and so does the attempt: neighbours refuse one that leads elsewhere than it did."""
         found = []
         for at, hop in enumerate(self.hops):
             had = hop.receipts.pop(peer, None) is not None
@@ -304,7 +305,7 @@ class RouteState:
                 continue
             standing_in = next(iter(hop.receipts), None)
             if had and standing_in is not None:
-                hop.replica = standing_in
+                self._name(at, standing_in)
             elif had or hop.due is not None:
                 found.append(at)
         return found
