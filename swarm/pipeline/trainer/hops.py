@@ -557,11 +557,11 @@ class HopAttempts:
         self._replicas.wiring.fail(at, peer, now=now, reason=reason, waited_s=waited_s)
 
     def blame(self, at: int, peer: PeerId, error: PeerError, now: float) -> str:
-        """A replica failed. Being busy, or a step ahead or behind, is no fault, but always being busy is. Returns why
-        the microbatch cannot be computed when two different ones, or twice the only one, failed on the data; else
-        nothing."""
-        if isinstance(error, Busy):
-            self._replicas.wiring.refused_as_busy(at, peer, now=now)
+        """A replica failed. Being busy, refusing, or a step ahead or behind, is no fault, but doing nothing else is.
+        Returns why the microbatch cannot be computed when two different ones, or twice the only one, failed on the
+        data; else nothing."""
+        if isinstance(error, (Busy, Refused)):
+            self._replicas.wiring.turned_away(at, peer, now=now, verb=error.code)
         if error.code in GONE:
             self.suspect(at, peer, error.reason, now)
         if error.code not in POISON:
