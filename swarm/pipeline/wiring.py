@@ -42,8 +42,8 @@ LEAVES_FOR = 8.0
 takes a small share of the time, however long that is."""
 
 BUSY_TIMES, BUSY_S = 8, 5.0
-"""Who is busy, or refuses, so many times running, for longer than this and than so many microbatches take, while another
-replica of its stage does what it is asked, takes part in name only."""
+"""Who is busy, or refuses, so many times running, for longer than this and than so many microbatches take, while
+another replica of its stage does what it is asked, takes part in name only."""
 
 STRAGGLES = 2.0
 
