@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from swarm.averaging.gossip.versions import Version
-from swarm.errors import BugError
+from swarm.errors import BugError, Refused
 from swarm.ids import StepWork
 from swarm.models.passes import Bound, Gradients
 from swarm.models.spec import ModelConfig, PartSpec
@@ -104,6 +104,10 @@ class LocalPart(TrainedPart):
         if work in self._batch:
             super().reverse(work, gradients)
         self._counted.discard(work)
+
+    def empty(self, step: int) -> None:
+        """Raises Refused: what has gone into the weights stays in them."""
+        raise Refused("what was added has gone into the weights")
 
     def contribution(self, step: int, assigned: Set[StepWork], tokens: int) -> Tensor | None:
         """anchor − own weights of what is averaged, times ``tokens``, whatever is assigned, and what is owed of earlier

@@ -437,6 +437,10 @@ class TrainedPart(PartState):
         """Undo an accumulation; see :meth:`~swarm.optim.accumulate.Accumulator.remove`."""
         self._sums[work.step].remove(work, summed(gradients))
 
+    def empty(self, step: int) -> None:
+        """Take all out of an open step's sum. Raises WrongStep."""
+        self._sums[step].reset()
+
     def gradient_sum(self, step: int | None = None) -> Tensor:
         """A CPU copy of the sum over what is accumulated in a step, else in the one after :attr:`step`,
         (layout.elements,) in the accumulator's dtype."""

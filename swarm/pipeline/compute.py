@@ -64,6 +64,9 @@ class OpenPart(Protocol):
     def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """Take the same gradients out of its step again."""
 
+    def empty(self, step: int) -> None:
+        """Take all out of an open step's sum. Raises Refused where that cannot be done."""
+
 
 class StagePart(OpenPart, Protocol):
     """The trained part of a stage. All passes are done with the parameters of the ``work``; they raise WrongStep where
@@ -287,6 +290,11 @@ class StageCompute:
             rest = self._backward(material, None).rest
             _change(self.part, material.work, self.part.backward_weights(rest), self.bounds)
 
+    def empty(self, step: int) -> None:
+        """Take all out of an open step's sum. Raises WrongStep, or Refused where that cannot be done."""
+        _check_open(self.part, step)
+        self.part.empty(step)
+
     def _backward(
         self, material: Material, graph: Graph | None, gradient: torch.Tensor | None = None
     ) -> BackwardResult:
@@ -388,6 +396,11 @@ class EndsCompute:
         if material.work in self.part.accumulated(material.work.step):
             _change(self.part, material.work, self._gradients(material), self.bounds)
 
+    def empty(self, step: int) -> None:
+        """As :meth:`StageCompute.empty`."""
+        _check_open(self.part, step)
+        self.part.empty(step)
+
     def _gradients(self, material: EndsMaterial) -> Gradients:
         graph = self.embed(material.tokens, material.seed, material.work, RowNotes(material.positions))[1]
         head = self.loss(material.output, material.targets, material.work)[3]
@@ -411,8 +424,12 @@ def _check_loss(loss_sum: float, tokens: int, most: float) -> None:
 
 def _check_step(part: OpenPart, work: StepWork) -> None:
     """Work that waited in line behind the swap would else be added to another step."""
-    if not part.is_open(work.step):
-        raise WrongStep(f"step {work.step} is not open any more")
+    _check_open(part, work.step)
+
+
+def _check_open(part: OpenPart, step: int) -> None:
+    if not part.is_open(step):
+        raise WrongStep(f"step {step} is not open any more")
 
 
 def _change(part: OpenPart, work: StepWork, gradients: Gradients, bounds: Bounds, *, checked: bool = False) -> None:

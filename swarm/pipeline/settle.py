@@ -13,6 +13,7 @@ from swarm.ids import PeerId, StepWork
 from swarm.phases import complete
 from swarm.pipeline.messages import ATTEND, ProbeRequest
 from swarm.pipeline.recall import Errand, Missing, Recalls
+from swarm.pipeline.seals import hash_of
 from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.pipeline.stage.table import MicrobatchTable
@@ -27,6 +28,13 @@ Assigned = Mapping[StepWork, tuple[PeerId, ...]]
 _Job = tuple[str, StepWork, Callable[[], Awaitable[None]]]
 
 
+class NotAsAdded(Refused):
+    """What a microbatch was added from cannot be had again, and something else would be taken out."""
+
+    def __init__(self, work: StepWork) -> None:
+        super().__init__(f"what is held or given of {work.microbatch} is not what was added")
+
+
 class Settling(Protocol):
     """A part of which each microbatch can be taken out, or put in."""
 
@@ -34,7 +42,11 @@ class Settling(Protocol):
         """Return what is in the sum of an open step now. Raises WrongStep."""
 
     async def reverse(self, work: StepWork) -> None:
-        """Take one out. Raises PeerError when what it takes cannot be had."""
+        """Take one out, by what it was added from. Raises PeerError when what it takes cannot be had, NotAsAdded when
+        it is something else."""
+
+    async def empty(self, step: int) -> None:
+        """Take all out of the sum of an open step. Raises PeerError when that cannot be done."""
 
     async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
         """Put one in. Raises PeerError when what it takes cannot be had."""
@@ -48,29 +60,35 @@ async def settle(part: Settling, step: int, assigned: Assigned) -> None:
     Work of the step that goes on meanwhile is looked at again, but may add more afterwards: the one who takes the sum
     compares the microbatches in the same piece of work on the device thread, and settles again.
     Cost: one forward and backward for each difference, and its tensors from the neighbours where they were dropped.
+    Where a neighbour gives other tensors than it did, the whole sum is made anew: nobody has a say in what is taken
+    out, and a microbatch that is put in again is bounded as any.
     """
+    emptied = False
     while True:
         held, wanted = await part.held(step), frozenset(assigned)
         if held == wanted:
             return
         jobs: list[_Job] = [("reverse", one, partial(part.reverse, one)) for one in sorted(held - wanted)]
         jobs += [("replay", one, partial(part.replay, one, assigned[one])) for one in sorted(wanted - held)]
-        failures = await _all(jobs)
-        if failures:
-            more = f", and {len(failures) - 3} more" if len(failures) > 3 else ""
-            raise Refused(f"{'; '.join(failures[:3])}{more}")
+        failed = await _all(jobs)
+        if not emptied and any(isinstance(error, NotAsAdded) for _, error in failed):
+            await part.empty(step)
+            emptied = True
+        elif failed:
+            more = f", and {len(failed) - 3} more" if len(failed) > 3 else ""
+            raise Refused(f"{'; '.join(why for why, _ in failed[:3])}{more}")
 
 
-async def _all(jobs: Iterable[_Job]) -> list[str]:
+async def _all(jobs: Iterable[_Job]) -> list[tuple[str, PeerError]]:
     places = asyncio.Semaphore(AT_A_TIME)
-    failures: list[str] = []
+    failures: list[tuple[str, PeerError]] = []
 
     async def one(verb: str, work: StepWork, job: Callable[[], Awaitable[None]]) -> None:
         async with places:
             try:
                 await job()
             except PeerError as error:
-                failures.append(f"cannot {verb} {work.microbatch}: {error}"[:300])
+                failures.append((f"cannot {verb} {work.microbatch}: {error}"[:300], error))
 
     async with asyncio.TaskGroup() as group:
         for job in jobs:
@@ -117,14 +135,32 @@ class StageSettling:
         except Missing:  # the one it came from may be gone: others of their stages can have it from the trainer
             state.route = await self._living(state.route)
             material = await self._recalls.material(self._errand(state))
+        came = material.gradient if material.targets is None else material.targets
+        if (await hash_of(material.input), await hash_of(came)) != state.hashes.came:
+            raise NotAsAdded(work)
 
         def compute() -> None:
             self._context.compute.reverse(material)
-            state.take_out()
-            self._computed[state.work] = partial(self._reversed, state)
+            self._taken_out(state)
 
         await self._recalls.on_device(compute)
         self._follow_up(state.work)
+
+    async def empty(self, step: int) -> None:
+        """See :class:`Settling`."""
+
+        def compute() -> None:
+            self._context.compute.empty(step)
+            for state in [one for one in self._table if one.work.step == step and one.accumulated]:
+                self._taken_out(state)
+
+        await self._recalls.on_device(compute)
+        for work in list(self._computed):
+            self._follow_up(work)
+
+    def _taken_out(self, state: MicrobatchState) -> None:
+        state.take_out()
+        self._computed[state.work] = partial(self._reversed, state)
 
     def _reversed(self, state: MicrobatchState) -> None:
         part = self._settings.part

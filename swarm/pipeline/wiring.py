@@ -42,8 +42,8 @@ LEAVES_FOR = 8.0
 takes a small share of the time, however long that is."""
 
 BUSY_TIMES, BUSY_S = 8, 5.0
-"""Who is busy so many times running, for longer than this and than so many microbatches take, while another replica of
-its stage does what it is asked, takes part in name only."""
+"""Who is busy, or refuses, so many times running, for longer than this and than so many microbatches take, while
+another replica of its stage does what it is asked, takes part in name only."""
 
 STRAGGLES = 2.0
 
@@ -55,16 +55,16 @@ LEAST_S = 1e-6
 class _Replica:
     """``claims`` are averages of what it said, by direction: one of both would jump as 1 : 2 with every piece.
     ``believed_s`` is what was believed last of a whole microbatch. ``own_s`` is what went by here, a piece of work,
-    while it had some of ours; ``heard`` is when it said so last. It was ``busy`` so many times since ``busy_since``,
-    and has done nothing meanwhile."""
+    while it had some of ours; ``heard`` is when it said so last. It turned so many microbatches ``away`` since
+    ``away_since``, and has done nothing meanwhile."""
 
     key: float = 0.0
     claims: dict[str, float] = field(default_factory=dict)
     believed_s: float | None = None
     own_s: float | None = None
     heard: float = -math.inf
-    busy: int = 0
-    busy_since: float = math.inf
+    away: int = 0
+    away_since: float = math.inf
     leave_s: float = 0.0
     leaves: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(FIRST_LEAVE_S, LONGEST_LEAVE_S))
     left_out_until: float = 0.0
@@ -213,7 +213,7 @@ class Wiring:
         replica = self._stages[stage].get(peer)
         if replica is None:
             return seconds
-        replica.busy = 0
+        replica.away = 0
         replica.claims[work] = self._moved(replica.claims.get(work), seconds)
         if turn is not None:  # what it has at once it does one after the other
             began, now = turn
@@ -237,17 +237,18 @@ class Wiring:
                 replica.leaves.restart()
             replica.key = max(replica.key, self._lowest(stage, peer))
 
-    def refused_as_busy(self, stage: int, peer: PeerId, *, now: float) -> None:
-        """It had no room for a hop, which is no fault. Who never has any is left out like one that failed."""
+    def turned_away(self, stage: int, peer: PeerId, *, now: float, verb: str = "busy") -> None:
+        """It had no room for a hop, or refused it, which is no fault. Who does nothing else is left out like one that
+        failed. ``verb`` says what it did, for people."""
         replica = self._stages[stage].get(peer)
         if replica is None:
             return
-        replica.busy_since = replica.busy_since if replica.busy else now
-        replica.busy += 1
+        replica.away_since = replica.away_since if replica.away else now
+        replica.away += 1
         others = (other.heard for other in self._stages[stage].values() if other is not replica)
-        busy_s, least_s = now - replica.busy_since, max(BUSY_S, BUSY_TIMES * self.typical_seconds(stage))
-        if replica.busy >= BUSY_TIMES and busy_s >= least_s and max(others, default=-math.inf) > replica.busy_since:
-            why = f"busy each of the last {replica.busy} times that it was asked, for {busy_s:.0f} s"
+        away_s, least_s = now - replica.away_since, max(BUSY_S, BUSY_TIMES * self.typical_seconds(stage))
+        if replica.away >= BUSY_TIMES and away_s >= least_s and max(others, default=-math.inf) > replica.away_since:
+            why = f"{verb} each of the last {replica.away} times that it was asked, for {away_s:.0f} s"
             self.fail(stage, peer, now=now, reason=why)
 
     def _moved(self, old: float | None, new: float) -> float:

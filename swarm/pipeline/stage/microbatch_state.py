@@ -120,6 +120,11 @@ class Hashes:
         self.gradient, self.sent = sealed, NOTHING
 
     @property
+    def came(self) -> tuple[bytes, bytes]:
+        """Return the hashes of what came."""
+        return self.input.hash, self.gradient.hash
+
+    @property
     def content(self) -> Content:
         """Return what a receipt signs."""
         return Content(self.input.hash, self.output, self.gradient.hash, self.sent)
@@ -246,10 +251,11 @@ class MicrobatchState:
         self._move(Phase.RECEIVED)
 
     def fetched_input(self, payload: Payload, sealed: Sealed) -> None:
-        """Its input is here. What was added keeps the hash of what it was computed from."""
-        self.tensors.input = payload
+        """Its input is here. What was added keeps what it was computed from, and nothing else."""
         if not self.accumulated:
             self.hashes.of_input(sealed)
+        if sealed.hash == self.hashes.input.hash:
+            self.tensors.input = payload
 
     def take_targets(self, payload: Payload, sealed: Sealed) -> bool:
         """Its targets came. Return whether they are news: a trainer that comes back to a replica brings them again."""
@@ -259,10 +265,11 @@ class MicrobatchState:
         return True
 
     def fetched_targets(self, payload: Payload, sealed: Sealed) -> None:
-        """Its targets are here."""
-        self.tensors.targets = payload
+        """Its targets are here; as :meth:`fetched_input`."""
         if not self.accumulated:
             self.hashes.of_gradient(sealed)
+        if sealed.hash == self.hashes.gradient.hash:
+            self.tensors.targets = payload
 
     def take_gradient(self, payload: Payload, sender: PeerId, sealed: Sealed) -> bool:
         """The gradient of its output came. Return whether it is news."""
@@ -272,10 +279,11 @@ class MicrobatchState:
         return True
 
     def fetched_gradient(self, payload: Payload, sender: PeerId, sealed: Sealed) -> None:
-        """The gradient of its output is here."""
-        self.tensors.gradient, self.tensors.gradient_sender = payload, sender
+        """The gradient of its output is here; as :meth:`fetched_input`."""
         if not self.accumulated:
             self.hashes.of_gradient(sealed)
+        if sealed.hash == self.hashes.gradient.hash:
+            self.tensors.gradient, self.tensors.gradient_sender = payload, sender
 
     def after_input(self, needs_targets: bool) -> Next:
         """Decide what follows when its input or, where the loss is computed, its targets have come."""

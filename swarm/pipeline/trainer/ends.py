@@ -18,6 +18,7 @@ from swarm.pipeline.compute import EndsCompute, EndsMaterial
 from swarm.pipeline.messages import RECALL, Recall, Recalled, TrainerRecall, TrainerWhat, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.seals import Across, hash_of
+from swarm.pipeline.settle import NotAsAdded
 from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.trainer.journey import IssuedMicrobatch, JourneyContext
 from swarm.pipeline.window import StepWindow
@@ -192,12 +193,27 @@ class TrainerEnds:
     async def reverse(self, work: StepWork) -> None:
         """See :class:`~swarm.pipeline.settle.Settling`."""
         ends, material = self._private(), await self._material(work, ())
+        if await _came(material) != self._find(work).added:
+            raise NotAsAdded(work)
         await self._on_device(lambda: ends.reverse(material))
+
+    async def empty(self, step: int) -> None:
+        """See :class:`~swarm.pipeline.settle.Settling`."""
+        ends = self._private()
+        await self._on_device(lambda: ends.empty(step))
 
     async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
         """See :class:`~swarm.pipeline.settle.Settling`."""
         ends, material = self._private(), await self._material(work, route)
-        await self._on_device(lambda: ends.replay(material))
+        came, kept = await _came(material), self._find(work)
+
+        def compute() -> None:
+            new = work not in ends.held(work.step)
+            ends.replay(material)
+            if new:
+                kept.added = came
+
+        await self._on_device(compute)
 
     async def _material(self, work: StepWork, route: tuple[PeerId, ...]) -> EndsMaterial:
         kept = self._find(work)
@@ -227,6 +243,10 @@ class TrainerEnds:
             raise
         except Exception as error:  # one microbatch that cannot be computed is no end of a trainer
             raise PeerError(f"{type(error).__name__}: {error}") from error
+
+
+async def _came(material: EndsMaterial) -> tuple[bytes, bytes]:
+    return await hash_of(material.output), await hash_of(material.gradient)
 
 
 def _read_again(source: BatchSource, microbatch: MicrobatchId) -> Batch:

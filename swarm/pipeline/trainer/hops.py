@@ -296,7 +296,8 @@ class RouteState:
 
     def lost(self, peer: PeerId) -> list[int]:
         """A replica is gone with what it held. Returns the hops that have to be done again, or whose turn it has: a hop
-        that it handed on is not missed before the way back."""
+        that it handed on is not missed before the way back. Where the receipt of another stands in the route changes,
+        and so does the attempt: neighbours refuse one that leads elsewhere than it did."""
         found = []
         for at, hop in enumerate(self.hops):
             had = hop.receipts.pop(peer, None) is not None
@@ -304,7 +305,7 @@ class RouteState:
                 continue
             standing_in = next(iter(hop.receipts), None)
             if had and standing_in is not None:
-                hop.replica = standing_in
+                self._name(at, standing_in)
             elif had or hop.due is not None:
                 found.append(at)
         return found
@@ -556,11 +557,11 @@ class HopAttempts:
         self._replicas.wiring.fail(at, peer, now=now, reason=reason, waited_s=waited_s)
 
     def blame(self, at: int, peer: PeerId, error: PeerError, now: float) -> str:
-        """A replica failed. Being busy, or a step ahead or behind, is no fault, but always being busy is. Returns why
-        the microbatch cannot be computed when two different ones, or twice the only one, failed on the data; else
-        nothing."""
-        if isinstance(error, Busy):
-            self._replicas.wiring.refused_as_busy(at, peer, now=now)
+        """A replica failed. Being busy, refusing, or a step ahead or behind, is no fault, but doing nothing else is.
+        Returns why the microbatch cannot be computed when two different ones, or twice the only one, failed on the
+        data; else nothing."""
+        if isinstance(error, (Busy, Refused)):
+            self._replicas.wiring.turned_away(at, peer, now=now, verb=error.code)
         if error.code in GONE:
             self.suspect(at, peer, error.reason, now)
         if error.code not in POISON:

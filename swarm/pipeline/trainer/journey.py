@@ -173,7 +173,8 @@ class IssuedMicrobatch:
 
     ``output`` is the last stage's, ``gradient`` that of the first stage's input, both wire-encoded as they came;
     ``loss_gradient`` spares computing it from the output while the journey is under way. The batch itself is small, and
-    read again from the shard where it is not known any more.
+    read again from the shard where it is not known any more. ``added`` are the hashes of that output and gradient of
+    which the private ends have added.
     """
 
     work: StepWork
@@ -189,6 +190,7 @@ class IssuedMicrobatch:
     output: Payload | None = None
     gradient: Payload | None = None
     loss_gradient: Payload | None = None
+    added: tuple[bytes, bytes] = (b"", b"")
     complete: bool = False
 
     @property
@@ -527,6 +529,7 @@ class Journey:
             await self._on_device(ends.finish, self._graph, gradient, self._head, self._kept.work)
         except Violation as error:  # not finite
             raise Poisoned(f"the trainer's own part: {error.reason}") from error
+        self._kept.added = self._came["output"].hash, self._came["gradient"].hash
         of, sender = self._kept.work, self._home_from
         if sender is not None and (times := ends.bounds.far(of, sender)):
             self._context.events.emit(GradientsFarOut(step=of.step, part=ENDS, peer=sender, times=times))

@@ -257,6 +257,14 @@ class StepBook:
             raise Refused(f"{most} microbatches of {one.trainer} are witnessed in step {self.step} already")
         kept[one] = contribution
 
+    def witnessed(self, gone: Container[PeerId]) -> int:
+        """Return how many of the microbatches that were witnessed a leader may have counted: of no trainer more than
+        its share, with those that are gone or without them, so that none makes the batch look complete by itself."""
+        all_there, left = self._quota(self.roster.feeding()), self._quota(self.roster.feeding(gone))
+        told = Counter(PeerId(one.trainer) for one in self.witness.completed)
+        most = {trainer: max(all_there.get(trainer, 0), left.get(trainer, 0)) for trainer in told}
+        return sum(min(count, most[trainer]) for trainer, count in told.items())
+
     def put_aside(self, led: LedTerm, trainer: PeerId, aside: Quarantined) -> None:
         """Count another in place of this one. Raises Superseded for a trainer that must resume."""
         self._check_resumed(led, trainer)

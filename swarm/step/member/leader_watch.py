@@ -87,8 +87,8 @@ class LeaderWatch:
         nobody while it is not late. Look again and again: a leader is late by what was seen of it before. ``answered``
         are all its questions, as those say of whom :meth:`to_ask` tells."""
         at, now = self._at, self._clock.monotonic()
-        conduct, witness = at.open.conduct, self._lead.book.witness
-        progress = LeaderProgress(at.open_step, at.term, conduct.questions, len(witness.completed))
+        conduct, witnessed = at.open.conduct, self._lead.book.witnessed(self._health.gone)
+        progress = LeaderProgress(at.open_step, at.term, conduct.questions, witnessed)
         still_s = self._stall.look(now, progress)
         self._measure(now)
         before = self._before()
@@ -136,7 +136,7 @@ class LeaderWatch:
         at, witness = self._at, self._lead.book.witness
         if at.open.conduct.asked_in == at.term:
             return f"it asked nothing for {still_s:.0f} s in the middle of closing the step"
-        if len(witness.completed) >= at.rules.target:
+        if self._lead.book.witnessed(self._health.gone) >= at.rules.target:
             return f"its batch was complete {still_s:.0f} s ago, and it does not close the step"
         if witness.starved and witness.starved >= set(at.roster.trainers) - self._health.gone.keys():
             return f"it gave trainers nothing to do for {still_s:.0f} s"

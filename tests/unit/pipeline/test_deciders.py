@@ -170,7 +170,7 @@ def test_wiring_does_not_flood_a_replica_that_was_away() -> None:
 def test_wiring_leaves_out_who_is_always_busy_while_another_works(works: str, left_out: bool) -> None:
     wiring, last = Wiring([[A, B]], seed=1), 8
     for now in range(last + 1):
-        wiring.refused_as_busy(0, A, now=float(now))
+        wiring.turned_away(0, A, now=float(now))
         for peer in works:
             wiring.claimed(0, PeerId(peer), 0.1, "forward", (now, now + 0.1))
     assert [one.peer for one in wiring.on_probation(now=last)] == [A] * left_out
@@ -178,7 +178,7 @@ def test_wiring_leaves_out_who_is_always_busy_while_another_works(works: str, le
         (probation,) = wiring.on_probation(now=last)
         assert probation.reason == "busy each of the last 8 times that it was asked, for 7 s"
         assert wiring.choose(0, exclude={B}, now=last + 1.5)[1] == "tried again after 1 s"
-        wiring.refused_as_busy(0, A, now=last + 2.0)
+        wiring.turned_away(0, A, now=last + 2.0)
         assert wiring.on_probation(now=last + 2.0)[0].left_s > 1, "each time for twice as long"
 
 

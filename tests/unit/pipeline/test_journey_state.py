@@ -195,6 +195,21 @@ def test_journey_that(before: list[Event], event: Event, expected: list[str]) ->
     assert told(case.on(event)) == expected
 
 
+@pytest.mark.parametrize("error", [FULL, STRANGER])
+def test_host_that_turns_every_microbatch_away_is_left_out_and_said_to(error: PeerError) -> None:
+    cases = [Case() for _ in range(8)]
+    wiring = cases[0].choice.wiring
+    for number, case in enumerate(cases):
+        case.choice.wiring = wiring
+        for event in SET_OUT:
+            case.on(event)
+        case.now = float(number)
+        wiring.claimed(0, PeerId("a1"), 0.1, "forward", (number, number + 0.1))
+        case.on(("not_sent", 0, error))
+    (probation,) = wiring.on_probation(now=7.0)
+    assert (probation.peer, probation.reason.split(" each")[0]) == ("a0", error.code)
+
+
 def test_journey_whose_stage_has_one_replica_pauses_and_asks_it_again() -> None:
     case = Case(replicas=1)
     for event in SET_OUT:

@@ -213,7 +213,9 @@ def test_itinerary_counts_the_receipt_of_whoever_is_on_the_route() -> None:
     assert not way.complete
     way.contributed(1, C, SIGNED)
     assert way.complete
+    attempt = way.attempt
     assert way.lost(C) == []
+    assert way.attempt == attempt + 1, "of one attempt there is one route"
     assert (way.route, way.complete) == ((A, B), True), "the first one's contribution stands in"
     assert way.lost(B) == [1]
     assert not way.complete

@@ -35,6 +35,7 @@ from tests.harness.rigs.pipeline import (
     enter,
     failing,
     microbatch,
+    tensor,
     working,
     works,
 )
@@ -123,6 +124,44 @@ async def test_trainers_ends_are_settled_with_and_without_what_was_retained() ->
                 await crew.side.trainer.settle(1, works(assigned))
                 assert set(crew.side.part.held) == set(assigned)
             assert crew.side.part.held == everything
+
+
+@pytest.mark.parametrize("what", ["output", "input_gradient"])
+async def test_neighbours_that_give_something_else_have_no_say_in_what_is_taken_out(what: str) -> None:
+    async with fed(limits={"retention_bytes": 0}) as (crew, routes):
+        dropped_all(crew)
+        lies = list[PeerId]()
+        for liar in STAGES[0] if what == "output" else STAGES[2]:
+
+            async def lie(errand: Any, liar: PeerId = liar) -> Any:
+                lies.append(liar)
+                return tensor(1e6)
+
+            setattr(crew.replicas[liar].server._recalls, what, lie)
+        mine = {mb: route for mb, route in routes.items() if route[1] == B0}
+        kept, out = dict(list(mine.items())[1:]), next(iter(mine))
+        await crew.replicas[B0].server.settle(1, works(kept))
+        assert lies, "it was asked for what had been dropped"
+        assert set(crew.replicas[B0].part.held) == set(kept)
+        events = crew.replicas[B0].events
+        assert {event.microbatch for event in events.of(ContributionReversed)} == set(mine), "the sum was made anew"
+        assert {event.microbatch for event in events.of(ContributionReplayed)} == set(mine) - {out}
+
+
+async def test_trainers_ends_take_out_what_they_added_whatever_the_stages_give_again() -> None:
+    async with fed(retention_bytes=0) as (crew, routes):
+        lies = list[MicrobatchId]()
+
+        async def lie(errand: Any) -> Any:
+            lies.append(errand.work.microbatch)
+            return tensor(1e6)
+
+        for liar in STAGES[0]:
+            crew.replicas[liar].server._recalls.input_gradient = lie  # type: ignore[method-assign]
+        kept = dict(list(routes.items())[1:])
+        await crew.side.trainer.settle(1, works(kept))
+        assert lies
+        assert set(crew.side.part.held) == set(kept)
 
 
 async def test_a_broken_chain_is_named_and_the_rest_is_done() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -190,6 +191,17 @@ async def test_witness_keeps_no_more_of_a_trainer_than_replicas_take_of_it() -> 
     await lead.complete(T, 0)
     await lead.complete(U, 0)
     assert len(lead.service.book.witness.completed) == most + 1
+
+
+async def test_one_trainer_does_not_make_the_batch_look_complete_to_a_witness() -> None:
+    lead, rules = Lead(me=SUCCESSOR), replace(RULES, max_share=0.5)
+    lead.service.book._rules = rules
+    await lead.complete(T, *range(2 * RULES.target))
+    assert len(lead.service.book.witness.completed) == 2 * RULES.target
+    share = rules.quota(1, [T, U])[T]
+    assert lead.service.book.witnessed(()) == share < RULES.target
+    await lead.complete(U, *range(RULES.target - share))
+    assert lead.service.book.witnessed(()) == RULES.target
 
 
 async def test_witness_forgets_with_the_step_what_it_witnessed() -> None:

@@ -125,6 +125,10 @@ class CheapPart:
         if self.held.pop(work.microbatch) != gradients:
             raise BugError(f"{work} was added with other gradients")
 
+    def empty(self, step: int) -> None:
+        """See :class:`~swarm.pipeline.compute.OpenPart`."""
+        self.held.clear()
+
     def _hook(self, name: str) -> None:
         if name in self.on:
             self.on[name]()
