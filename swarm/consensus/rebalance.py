@@ -25,6 +25,8 @@ MAX_PATH = 3
 RISE = 1.04
 """What every stage of a chain has afterwards is at least so many times what the lowest had: with less peers of unequal
 speed move to and fro, with more the lowest stays low."""
+KEPT = 2
+"""So many replicas stay: one alone would hold what nobody can compare."""
 NO_RETURN_RECORDS = 10
 """For so many records a mover does not go back."""
 
@@ -88,6 +90,7 @@ class Balance:
         speed: Microbatches a second of each peer; 1 of those that are not named.
         load: Which share of all microbatches passes a stage, or a variant of one; 1 of those that are not named.
         queues: Work that waits at each peer, for the rule ``swarm`` alone.
+        machines: Who stands for the machine of each peer; itself of those that are not named.
         recent: Who moved before.
         last: Whether the run ends with the next step.
     """
@@ -100,6 +103,7 @@ class Balance:
     speed: Mapping[PeerId, float] = field(default_factory=dict)
     load: Mapping[PartName, float] = field(default_factory=dict)
     queues: Mapping[PeerId, float] = field(default_factory=dict)
+    machines: Mapping[PeerId, PeerId] = field(default_factory=dict)
     recent: RecentMoves = NOTHING_MOVED
     last: bool = False
 
@@ -172,7 +176,8 @@ def level(balance: Balance, copies: Copied) -> MovePlan:
     Where nobody at a strong stage keeps a copy of the lowest, one of a third stage may, and another one takes its
     place. A stage of a chain has at least :data:`RISE` times the lowest's capacity afterwards. Each stage gives up one
     peer and gets one at most, there are :data:`MAX_MOVES` moves at most, and no mover goes back
-    (:data:`NO_RETURN_RECORDS`).
+    (:data:`NO_RETURN_RECORDS`). What peers say of their speed nobody can prove: whoever lies, a stage that somebody
+    leaves keeps KEPT replicas on as many machines, or on as many as it had.
     Cost: O(moves · stages · copies).
     """
     search = _Search(balance, copies)
@@ -195,12 +200,13 @@ class _Search:
     def __init__(self, balance: Balance, copies: Copied) -> None:
         self.caps = balance.capacities()
         self._adds = balance.adds
-        self._stay = dict.fromkeys(balance.stages, 0)
+        self._stay: dict[PartName, set[PeerId]] = {part: set() for part in balance.stages}
+        self._machines = balance.machines
         self._into: dict[PartName, dict[PartName, list[PeerId]]] = {part: {} for part in balance.stages}
         self._given: set[PartName] = set()
         self._got: set[PartName] = set()
         for peer, own in balance.staying():
-            self._stay[own] += 1
+            self._stay[own].add(peer)
             for part in sorted(copies.get(peer, ())):
                 if part in self._into and part != own and not balance.recent.bars(peer, part, balance.step):
                     self._into[part].setdefault(own, []).append(peer)
@@ -220,7 +226,7 @@ class _Search:
         for move in path:
             self.caps[move.origin] -= self._adds(move.peer, move.origin)
             self.caps[move.target] += self._adds(move.peer, move.target)
-            self._stay[move.origin] -= 1
+            self._stay[move.origin].discard(move.peer)
             self._given.add(move.origin)
             self._got.add(move.target)
 
@@ -247,17 +253,22 @@ class _Search:
     def _move(self, origin: PartName, target: PartName, path: Sequence[Move], low: PartName) -> Move | None:
         """The move of a peer of ``origin`` before a ``path`` from ``target`` on, that leaves enough there; of several
         the one that evens the two ends out best."""
-        if origin in self._given or self._stay[origin] < 2:
+        if origin in self._given:
             return None
         gone = self._adds(path[0].peer, target) if path else 0.0
         gap = (self.caps[origin] - self.caps[low]) / 2
         enough = [
             peer
             for peer in self._into[target][origin]
-            if self._rises(self.caps[target] - gone + self._adds(peer, target), low)
+            if self._can_spare(origin, peer) and self._rises(self.caps[target] - gone + self._adds(peer, target), low)
         ]
         peer = min(enough, key=lambda one: (abs(self._adds(one, origin) - gap), one), default=None)
         return None if peer is None else Move(peer, origin, target)
+
+    def _can_spare(self, origin: PartName, peer: PeerId) -> bool:
+        left = self._stay[origin] - {peer}
+        before, after = (len({self._machines.get(one, one) for one in each}) for each in (self._stay[origin], left))
+        return len(left) >= KEPT and after >= min(KEPT, before)
 
     def _spares(self, first: Move, low: PartName) -> bool:
         return self._rises(self.caps[first.origin] - self._adds(first.peer, first.origin), low)

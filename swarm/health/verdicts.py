@@ -60,8 +60,9 @@ class Health:
         ``judged`` by one who takes part, does not take part."""
         record = self._records.setdefault(peer, _Record())
         record.misses = 0
-        record.witnesses.clear()
         self.missing.discard(peer)
+        if standing is None or standing.member:
+            record.witnesses.clear()
         if standing is None:
             return None
         if record.incarnation is None:
@@ -83,7 +84,7 @@ class Health:
         self.missing.add(peer)
         if record.misses >= MISSES_TO_LOSE and now - record.since >= SHORTEST_LOSS_S:
             return f"no answer to {record.misses} pings in a row: {reason}"
-        if len(record.witnesses) >= WITNESSES:
+        if self.agreed(peer):
             return f"no answer to {record.misses} pings in a row, nor to {len(record.witnesses)} others: {reason}"
         return None
 
@@ -97,8 +98,15 @@ class Health:
         return None if record is None else record.incarnation
 
     def told(self, peer: PeerId, witness: PeerId) -> None:
-        """Another calls the peer lost. That counts until it answers us, and only together with a miss."""
+        """Another, or one that stands for its machine, calls the peer lost. That counts until the peer answers us that
+        it takes part, and only together with a miss, or with its own word that it does not."""
         self._records.setdefault(peer, _Record()).witnesses.add(witness)
+
+    def agreed(self, peer: PeerId) -> bool:
+        """Return whether so many call the peer lost that a miss of ours is enough, or its word that it takes no part:
+        what one says may be of a former life of it, or a lie."""
+        record = self._records.get(peer)
+        return record is not None and len(record.witnesses) >= WITNESSES
 
 
 class WatchedRoster:

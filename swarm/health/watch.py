@@ -103,6 +103,7 @@ class HealthWatch:
         self._endpoint, self._clock = endpoint, clock
         self.incarnation = incarnation
         self._health, self._roster = Health(), WatchedRoster()
+        self._machines: Mapping[PeerId, PeerId] = {}
         self._listener: WatchListener = _NotInRun()
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -175,10 +176,17 @@ class HealthWatch:
 
         return {peer for peer, does in zip(peers, await asyncio.gather(*map(takes_part, peers)), strict=True) if does}
 
-    def follow(self, roster: Sequence[PeerId], lives: Mapping[PeerId, int] | None = None) -> None:
+    def follow(
+        self,
+        roster: Sequence[PeerId],
+        lives: Mapping[PeerId, int] | None = None,
+        machines: Mapping[PeerId, PeerId] | None = None,
+    ) -> None:
         """Watch this roster from now on; an empty one stops the watching. What is believed of those that stay in it is
         kept. ``lives`` says which life of each takes part: who was let in again by the very record in which it was lost
-        never left the roster, and what is known of its former life would make it a stranger for ever."""
+        never left the roster, and what is known of its former life would make it a stranger for ever. ``machines`` says
+        who stands for the machine of each: those of one are one witness."""
+        self._machines = dict(machines or {})
         others = tuple(peer for peer in roster if peer != self._endpoint.peer)
         left = self._roster.follow(others, lives or {})
         if left is None:
@@ -289,9 +297,9 @@ class HealthWatch:
         verdict = self._health.answered(peer, standing, self._clock.monotonic(), judged=self._listener.standing()[1])
         rumour = self._roster.rumours.pop(peer, None)
         if verdict is None and not standing.member and self._listener.standing()[1]:
-            # Another has seen what we see for the first time: it is not who was in the roster. Nor is it later on:
+            # Others have seen what we see for the first time: it is not who was in the roster. Nor is it later on:
             # who was lost is back when it says that it takes part.
-            verdict = rumour or self._roster.gone.get(peer)
+            verdict = (rumour if self._health.agreed(peer) else None) or self._roster.gone.get(peer)
         if verdict is not None:
             return await self._lose(peer, verdict, None, rumoured=rumour is not None)
         if self._roster.gone.pop(peer, None) is not None:
@@ -397,9 +405,11 @@ class HealthWatch:
         if body.peer == caller:
             self._take_leave(caller, body)
         else:
-            self._roster.rumours[PeerId(body.peer)] = body.reason
-            self._health.told(PeerId(body.peer), caller)
-            self.suspect(PeerId(body.peer), body.reason)
+            lost = PeerId(body.peer)
+            if caller in self._watchers(lost):  # all are told by these: who hears it from another tells them
+                self._roster.rumours[lost] = body.reason
+            self._health.told(lost, self._machines.get(caller, caller))
+            self.suspect(lost, body.reason)
         return Empty()
 
     def _take_leave(self, peer: PeerId, body: Lost) -> None:

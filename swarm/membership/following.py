@@ -192,7 +192,7 @@ class Following:
             return lacks
         if inside:
             self._run.learn(roster)
-            watch.follow(self._at.forking.watched(roster), roster.lives)
+            watch.follow(self._at.forking.watched(roster), roster.lives, roster.machines)
         if me in roster and not inside:
             return lacks  # an earlier life of this peer is in it, for which it votes at most
         for each in self._opens:

@@ -172,9 +172,10 @@ class StepLoop:
             return found
         body = Working(step=step, term=self._at.term)
         calls = LiveCalls(self._closing.calls, self._closing.liveness)
-        said = await calls.gather(others, WORKING, body, timeout_s=LOOK_S)
-        answered = not said.failed and not any(one.working for one in said.given.values())
-        return self._watch.overdue(answered=answered)
+        asking = (calls.gather([peer], WORKING, body, timeout_s=LOOK_S) for peer in others)  # each: one may refuse
+        said = dict(zip(others, await asyncio.gather(*asking), strict=True))
+        working = [peer for peer, one in said.items() if one.failed or one.given[peer].working]
+        return self._watch.overdue(answered=self._watch.has_answers(working))
 
     def _still_late(self, step: int) -> Mapping[PeerId, str]:
         """Return who was late for the close before the step, and may not have opened it yet, and who held up several

@@ -8,18 +8,21 @@ plan decides, so that all a leader can do is leave somebody out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 
 from swarm.columns import host_parts, loads
 from swarm.consensus.changes import Changes
 from swarm.consensus.copies import copy_duties
-from swarm.consensus.rebalance import NO_RETURN_RECORDS, Balance, MovePlan, plan
+from swarm.consensus.rebalance import NO_RETURN_RECORDS, Balance, Move, MovePlan, plan
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId
 from swarm.step.boundary_codecs import FIXED, CodecRules
+
+MAX_RATIO = 8.0
+"""How much faster or slower than the middle one a host counts at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,15 @@ class MoveRules:
     def dealt(self, before: CloseRecord, changes: Changes) -> Mapping[str, int]:
         """Return what the record says of when copies of parts were given to other peers, with the step that follows
         ``before``. Moves go where copies lead. Where they lead nowhere, while others, had they copies, would move, the
-        part that these would go to has its copies dealt anew: every so many records, until they lead somewhere."""
+        part that these would go to has its copies dealt anew: every so many records, until they lead somewhere; so has
+        one to which nobody moves that was planned to, with every so many-th record: who keeps a copy may say no."""
         step = before.step + 1
-        if not self.on or self.plan(before, changes).moves:
+        moves = self.plan(before, changes).moves
+        if not self.on or (moves and (step % NO_RETURN_RECORDS or _made(moves, changes))):
             return before.dealt
         balance = self._balance(before, changes)
         may = {peer: balance.stages for peer in balance.held if self._settled(before.members, peer, step)}
-        moves = plan(balance, may).moves
+        moves = moves or plan(balance, may).moves
         if not moves or step - before.dealt.get(moves[0].target, 0) < NO_RETURN_RECORDS:
             return before.dealt
         return {**before.dealt, moves[0].target: step}
@@ -71,6 +76,7 @@ class MoveRules:
             going={PeerId(peer) for peer in (*changes.absent, *(leave.peer for leave in changes.leaves))},
             speed=self._speeds(before, held),
             load=loads(stages, before.passed),
+            machines=roster.machines,
             last=step >= self.steps,
         )
 
@@ -90,10 +96,11 @@ class MoveRules:
 
     def _speeds(self, before: CloseRecord, held: Mapping[PeerId, PartName]) -> Mapping[PeerId, float]:
         """Microbatches that each host takes while the middle one of those that have told takes one; a microbatch comes
-        in and goes on both ways, and the slower of its device and of its link counts."""
+        in and goes on both ways, and the slower of its device and of its link counts. Each says so of itself: none
+        counts for more than MAX_RATIO times the middle one, or for less than that part of it."""
         seconds = self._seconds(before, held)
-        middle = median(seconds.values()) if seconds else 1.0
-        return {peer: middle / each for peer, each in seconds.items()}
+        middle = median_low(seconds.values()) if seconds else 1.0
+        return {peer: min(MAX_RATIO, max(1 / MAX_RATIO, middle / each)) for peer, each in seconds.items()}
 
     def capacities(self, record: CloseRecord) -> tuple[float, ...]:
         """Return the microbatches a second that each stage can take by the record: the sum over those of its replicas
@@ -107,6 +114,11 @@ class MoveRules:
         """Seconds that a microbatch takes with each host that has told its pace."""
         links = self.codecs.link_seconds(record)
         return {peer: max(pace / 1e6, links.get(peer, 0.0)) for peer in hosts if (pace := record.paces.get(peer))}
+
+
+def _made(moves: Sequence[Move], changes: Changes) -> bool:
+    """Return whether any of these is made."""
+    return not {move.peer for move in moves}.isdisjoint(PeerId(move.peer) for move in changes.reassigns)
 
 
 STILL = MoveRules()

@@ -37,6 +37,11 @@ from swarm.step.messages import Apply, Propose, Reconcile
 from swarm.step.results import unproven
 from swarm.step.rules import StepRules
 
+FOUNDED = frozenset(
+    {"run", "step", "digests", "cursors", "roster", "admissions", "barred", "trials", "resumed", "previous"}
+)
+"""What a founding record decides: all else of it is as if nothing were."""
+
 
 class AcceptanceRules:
     """One member's rules."""
@@ -125,6 +130,7 @@ class AcceptanceRules:
             raise Refused("the record belongs to another run")
         if record.codecs:
             raise Refused("the record names codecs, and nothing was measured before it")
+        self._check_begins(record)
         if (record.barred or record.trials) and not record.step:
             raise Refused("the record keeps peers out of a run that has not begun")
         if out := newly_barred(record.barred, record.step).intersection(record.members.peers):
@@ -135,6 +141,24 @@ class AcceptanceRules:
         after = self._rules.begins_after
         if after is not None and record.step <= after[0] and (record.step, record.previous) != after:
             raise Refused(f"the run goes on with another's checkpoint of step {after[0]}, and the record does not")
+
+    def _check_begins(self, record: CloseRecord) -> None:
+        """Raises Refused for a founding record that decides anything of a step, or says of its members what only steps
+        can show: work that gives a vote, slowness that takes one out, or a place in a lineage that no majority has
+        seen."""
+        decides = {name: getattr(record, name) for name in FOUNDED}
+        plain = CloseRecord(**decides, committed=(), tokens=0, loss_sum=0.0, grad_norm=0.0, clip=1.0, lr=0.0)
+        if odd := [name for name in CloseRecord.model_fields if getattr(record, name) != getattr(plain, name)]:
+            raise Refused(f"the record with which the run begins decides {odd[0]}, and no step was closed before it")
+        roster, most = record.members, max(self._rules.max_members, len(record.members.trainers))
+        if new := [member.peer for member in record.roster if member.worked or member.since]:
+            raise Refused(f"the record says of {new[0]} what it did in steps that were not")
+        if len({member.peer for member in record.roster}) < len(record.roster):
+            raise Refused("the record with which the run begins names a member twice")
+        if set(record.digests) != {*roster.parts, *roster.paused}:
+            raise Refused("the record's digests are not those of the parts that its members hold")
+        if len(roster) > most or len(record.cursors) > most or not set(roster.trainers) <= set(record.cursors):
+            raise Refused("the record names more members, or cursors, than there is room for, or not all trainers'")
 
     def check_decided(self, roster: Roster, decision: Decision) -> None:
         """Raises Refused for a record that those of the open step have not decided, or that does not follow what we

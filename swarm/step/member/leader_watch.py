@@ -33,6 +33,9 @@ MARGIN_S = 10.0
 ANSWERED_S = 2 * LATER_S
 """So long a leader may stand still that all have answered: as long as it waits for one that is behind the others; for
 longer where no step before was as short."""
+ALONE_STEPS, RECALLED_STEPS = 3, 64
+"""In so many steps of so many a leader is excused by peers of one machine, who alone are at work for it. One that holds
+up as many is waited for by no leader any more (:mod:`swarm.consensus.slowness`)."""
 MAX_DOUBLINGS = 4
 """Each leader of a step gets twice the time of the one before: a machine that is slow for all is no fault."""
 RECENT_STEPS, MAX_STEP_S = 4, 600.0
@@ -81,6 +84,7 @@ class LeaderWatch:
         self._began: tuple[int, float] | None = None
         self._leaders: set[PeerId] = set()
         self._took: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._excused: dict[PeerId, deque[int]] = {}
 
     def overdue(self, answered: bool = False) -> dict[PeerId, str]:
         """Return who counts as gone though it answers, and why: the open step's leader and those between it and us;
@@ -116,11 +120,26 @@ class LeaderWatch:
         where none is due."""
         at, now = self._at, self._clock.monotonic()
         before = self._before()
-        if not before or at.open.conduct.asked_in != at.term or at.open.answering:
+        if not before or at.open.conduct.asked_in != at.term:
             return []
         if self._stall.still(now) < self._turns(before, self._answered_s()):
             return []
         return [peer for peer in at.roster.peers if peer not in {self._me, at.leader, *self._health.gone}]
+
+    def has_answers(self, working: Collection[PeerId]) -> bool:
+        """Return whether the leader has all its answers, where these of :meth:`to_ask` are at work for it, as they say,
+        or do not say: peers of one machine are believed alone in ALONE_STEPS of RECALLED_STEPS. One that lies would
+        excuse a leader in each step, and one that leads might have one other at work for ever."""
+        at = self._at
+        busy = {at.roster.machines[peer] for peer in [*working, *([self._me] if at.answering else [])]}
+        if len(busy) != 1:
+            return not busy
+        excused = self._excused.setdefault(busy.pop(), deque(maxlen=ALONE_STEPS))
+        if at.open_step not in excused:
+            if len(excused) == ALONE_STEPS and at.open_step - excused[0] < RECALLED_STEPS:
+                return True
+            excused.append(at.open_step)
+        return False
 
     def _answered_s(self) -> float:
         """Return how long a leader may stand still that all have answered. What an attempt lost it has computed again,

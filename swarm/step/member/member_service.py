@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from swarm.consensus.acceptor import Vote, promise_bytes
 from swarm.consensus.faults import barred_words
@@ -20,7 +21,7 @@ from swarm.consensus.roster import owner
 from swarm.errors import Busy, Ending, OutOfSync, Refused, RunEnded, Violation, WrongStep
 from swarm.events import ChoicesDropped, RecordRefused
 from swarm.ids import PartName, PeerId
-from swarm.network.protocols import AnyMethod, ReplyT, RequestT
+from swarm.network.protocols import AnyMethod, ReplyT
 from swarm.optim.clipping import factor
 from swarm.schema import AFTER_CHARS, Empty
 from swarm.security.signing import averaging_bytes
@@ -33,6 +34,8 @@ from swarm.step.member.position import Position
 from swarm.step.messages import Accepted, Apply, Decide, Over, Prepare, Prepared, Promise, Propose, Reconcile
 from swarm.step.results import Asked, ResultSigning, What
 from swarm.step.ties import TIED, Tied, check_tied
+
+QuestionT = TypeVar("QuestionT", Reconcile, Apply, Propose)
 
 
 class MemberService:
@@ -136,17 +139,20 @@ class MemberService:
         ]
 
     def _counted(
-        self, answer: Callable[[PeerId, RequestT], Awaitable[ReplyT]]
-    ) -> Callable[[PeerId, RequestT], Awaitable[ReplyT]]:
-        """Return what answers a question, and counts it meanwhile."""
+        self, answer: Callable[[PeerId, QuestionT], Awaitable[ReplyT]]
+    ) -> Callable[[PeerId, QuestionT], Awaitable[ReplyT]]:
+        """Return what answers a question, and counts it meanwhile for who asks."""
 
-        async def counted(caller: PeerId, body: RequestT) -> ReplyT:
-            state = self._at.open
-            state.answering += 1
+        async def counted(caller: PeerId, body: QuestionT) -> ReplyT:
+            step = body.record.decides if isinstance(body, Propose) else body.step
+            asked, key = self._at.asked, (caller, step, body.term)
+            asked[key] += 1
             try:
                 return await answer(caller, body)
             finally:
-                state.answering -= 1
+                asked[key] -= 1
+                if not asked[key]:
+                    del asked[key]
 
         return counted
 
@@ -154,7 +160,7 @@ class MemberService:
         """Say of another step, or term, that we are at work: nothing follows from it then."""
         at = self._at
         other = (body.step, body.term) != (at.open_step, at.term)
-        return messages.StillWorking(working=other or at.open.answering > 0)
+        return messages.StillWorking(working=other or at.answering)
 
     async def _on_prepare(self, caller: PeerId, body: Prepare) -> Promise:
         at = self._at

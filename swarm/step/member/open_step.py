@@ -115,8 +115,7 @@ class Mean:
 @dataclass(slots=True)
 class OpenStep:
     """What this member has done for the open step so far. ``busy`` is held while a question is checked; ``in_round``
-    says that the attempt under way holds what it was told to, and averages. ``answering`` is how many questions of
-    leaders are under way."""
+    says that the attempt under way holds what it was told to, and averages."""
 
     ballot: Ballot
     candidate: Vote | None = None
@@ -126,7 +125,6 @@ class OpenStep:
     applied: Apply | None = None
     digest: str | None = None
     closing: asyncio.Task[None] | None = None
-    answering: int = 0
     conduct: LeaderConduct = field(default_factory=LeaderConduct)
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from swarm.consensus.acceptor import Vote, has_majority
@@ -149,6 +150,7 @@ class Position:
             can. Observing a decision of others ends it.
         back: The decision with which the run goes back to a checkpoint: this position ends with it, and another begins.
         loading: Whether this peer gets the state that the run went back to, and is a member all the same.
+        asked: The questions under way of a step that closes, by who asks, the step and the term.
         news: Told of every change; its failure is that of a decided step that could not be finished.
     """
 
@@ -164,6 +166,7 @@ class Position:
         self.departed, self.cut_off = False, ""
         self.back: Decision | None = None
         self.loading = False
+        self.asked: Counter[tuple[PeerId, int, int]] = Counter()
         self.news = News()
 
     @property
@@ -175,6 +178,11 @@ class Position:
     def leader(self) -> PeerId:
         """Return the leader of that term."""
         return owner(self.roster, self.open_step, self.term) if len(self.roster) else self.founder
+
+    @property
+    def answering(self) -> bool:
+        """Return whether a question of that leader is under way: what others ask, or asked before, is none of it."""
+        return self.asked[self.leader, self.open_step, self.term] > 0
 
     @property
     def head(self) -> CloseRecord | None:

@@ -249,7 +249,11 @@ async def test_watch_told_that_a_stranger_was_started_anew_does_not_find_it_unti
     victim = ring.neighbours[FAR[0]]
     victim.standing = HeartbeatReply(step=0, member=False, incarnation=2)
     async with ring.watching():
-        await ring.neighbours[NEAR[0]].tell(FAR[0], "it was started anew")
+        tellers = watchers(FAR[0], EVERYBODY)
+        await ring.neighbours[tellers[0]].tell(FAR[0], "it was started anew")
+        await asyncio.sleep(60.0)
+        assert not ring.watch.gone, "one alone may speak of a former life, or lie"
+        await ring.neighbours[tellers[1]].tell(FAR[0], "it was started anew")
         await asyncio.sleep(60.0)
         assert dict(ring.watch.gone) == {FAR[0]: "it was started anew"}
         victim.standing = victim.standing.model_copy(update={"member": True})
@@ -363,6 +367,34 @@ async def test_watch_told_of_a_loss_by_two_needs_one_miss_of_its_own(ring: Ring)
     assert "nor to 2 others" in ring.watch.gone[dead]
 
 
+@ringed
+async def test_watch_takes_those_of_one_machine_for_one_witness_of_a_loss(ring: Ring) -> None:
+    dead = FAR[0]
+    ring.neighbours[dead].silent = True
+    ring.watch.follow(EVERYBODY, machines=dict.fromkeys(NEAR[:2], NEAR[0]))
+    async with ring.watching():
+        for teller in NEAR[:2]:
+            await ring.neighbours[teller].tell(dead)
+        await asyncio.sleep(PING_TIMEOUT_S + 0.1)
+        assert not ring.watch.gone
+        await asyncio.sleep(MISSES_TO_LOSE * PING_TIMEOUT_S)
+        assert set(ring.watch.gone) == {dead}
+    assert "others" not in ring.watch.gone[dead]
+
+
+@ringed
+async def test_watch_told_of_a_loss_by_one_whose_word_it_is_not_tells_those_whose_it_is(ring: Ring) -> None:
+    dead = next(peer for peer in FAR if ME not in watchers(peer, EVERYBODY))
+    watching = watchers(dead, EVERYBODY)
+    liar = next(peer for peer in OTHERS if peer not in (dead, *watching))
+    ring.neighbours[dead].silent = True
+    async with ring.watching():
+        await ring.neighbours[liar].tell(dead)
+        await asyncio.sleep(MISSES_TO_LOSE * PING_TIMEOUT_S + 1.0)
+        assert set(ring.watch.gone) == {dead}
+    assert all([one.peer for one in ring.neighbours[peer].told] == [dead] for peer in watching)
+
+
 @pytest.mark.parametrize("accused", [FAR[0], ME])
 @ringed
 async def test_watch_told_of_a_loss_that_is_none_believes_nothing_and_keeps_the_teller(
@@ -394,7 +426,7 @@ async def test_watch_keeps_no_rumour_of_those_that_it_does_not_watch(ring: Ring)
         for number in range(50):
             await ring.neighbours[FAR[1]].tell(PeerId(f"nobody{number}"))
         assert ring.watch._roster.rumours == {}
-        await ring.neighbours[FAR[1]].tell(FAR[0])
+        await ring.neighbours[watchers(FAR[0], EVERYBODY)[0]].tell(FAR[0])
         assert set(ring.watch._roster.rumours) == {FAR[0]}
 
 

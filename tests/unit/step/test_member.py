@@ -10,7 +10,7 @@ import pytest
 
 from swarm.consensus.changes import Changes, Departure, departure_bytes
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
-from swarm.consensus.slowness import Barred
+from swarm.consensus.slowness import Barred, Slow
 from swarm.consensus.trials import Trial
 from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
@@ -31,6 +31,7 @@ from tests.harness.rigs.step import (
     apply,
     brought_to,
     decide,
+    listed,
     microbatch,
     prepare,
     reconcile,
@@ -523,6 +524,37 @@ async def test_member_begins_no_run_with_a_peer_that_is_barred_from_it() -> None
         await MemberBench(founded=False).ask(Propose(record=late.model_copy(update=update)))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"lineage": 5},
+        {"returns": 1 << 52},
+        {"ended": True},
+        {"absent": (B,)},
+        {"slow": {A: Slow(said_by=(B, T, B, T))}},
+        {"late": {A: (1, 1 << 40)}},
+        {"paces": {A: 1}},
+        {"passed": {"stage-0": 1}},
+        {"tokens": 1},
+        {"lr": 1.0},
+        {"digests": {"ends": "1" * 64}},
+        {"digests": {**GENESIS.digests, "stage-1": "1" * 64}},
+        {"cursors": {}},
+        {"cursors": {T: (0, 0), **{f"gone{number}": (0, 1) for number in range(RULES.max_members)}}},
+        {"roster": (*ROSTER.members, listed("Rest", "bootstrap", None, worked=5))},
+        {"roster": (*ROSTER.members[:-1], ROSTER.members[-1].model_copy(update={"since": 1 << 40}))},
+        {"roster": (*ROSTER.members, listed(A, part=None))},
+    ],
+)
+@pytest.mark.parametrize("step", [0, 5])
+async def test_member_begins_no_run_with_a_record_that_says_what_no_step_has_shown(
+    more: dict[str, Any], step: int
+) -> None:
+    begins = GENESIS if not step else GENESIS.model_copy(update={"step": step, "previous": "c" * 64})
+    with pytest.raises(Refused, match="the record"):
+        await MemberBench(founded=False).ask(Propose(record=begins.model_copy(update=more)))
+
+
 async def test_member_takes_one_genesis_from_the_founder_only() -> None:
     bench = MemberBench(founded=False)
     for caller in (A, B, STRANGER):
@@ -533,4 +565,4 @@ async def test_member_takes_one_genesis_from_the_founder_only() -> None:
         await bench.ask(Propose(record=without))
     await bench.ask(founding())
     with pytest.raises(Refused, match="another record"):
-        await bench.ask(Propose(record=GENESIS.model_copy(update={"lr": 1.0})))
+        await bench.ask(Propose(record=GENESIS.model_copy(update={"cursors": {T: (0, 8)}})))

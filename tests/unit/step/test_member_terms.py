@@ -15,7 +15,7 @@ from swarm.consensus.roster import Roster, owner
 from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM, given_up
-from swarm.step.messages import Decide, Over, Propose
+from swarm.step.messages import Decide, Over, Propose, Working
 from tests.harness.expect import eventually
 from tests.harness.rigs.consensus import signed_rows
 from tests.harness.rigs.step import (
@@ -70,6 +70,29 @@ async def test_member_promises_what_it_knows_and_the_same_when_it_is_asked_again
         promise = await bench.ask(prepare(term=1))
         assert (promise.vote, promise.free, bench.position.term) == (None, 0, 1)
     assert bench.position.leader == ROSTER.succession(1)[1]
+
+
+async def test_member_is_at_work_for_the_leader_of_the_term_alone() -> None:
+    bench = MemberBench()
+    bench.part.microbatches, bench.slow_settling = frozenset(), asyncio.Event()
+    other = next(peer for peer in ROSTER.peers if peer != owner(ROSTER, 1, 0))
+    asking = [asyncio.create_task(bench.ask(reconcile(2), caller=other))]
+
+    async def works(term: int) -> bool:
+        await asyncio.sleep(0.01)
+        return bool((await bench.ask(Working(step=1, term=term), caller=other)).working)
+
+    assert not await works(0), "who asks of a step that is not open may ask for ever"
+    asking.append(asyncio.create_task(bench.ask(reconcile())))
+    assert await works(0)
+    assert bench.settled
+    await bench.ask(prepare(term=1))
+    assert not asking[1].done()
+    assert not await works(1), "the question is of a leader before"
+    for task in asking:
+        await stop(task)
+    await bench.member.close()
+    assert not bench.position.asked
 
 
 @pytest.mark.parametrize("stage", ["", "reconcile", "apply", "propose"])

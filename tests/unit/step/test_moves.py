@@ -17,12 +17,13 @@ from swarm.consensus.changes import NO_CHANGES, Changes, Reassign
 from swarm.consensus.copies import copy_duties, copy_holders
 from swarm.consensus.rebalance import NO_RETURN_RECORDS
 from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import tail
 from swarm.errors import Refused
 from swarm.ids import PartName, PeerId, stage_part
 from swarm.models.spec import SplitConfig, TensorSpec
 from swarm.step.boundary_codecs import FILLED_SHARE, CodecRules
 from swarm.step.messages import Propose
-from swarm.step.moves import MoveRules
+from swarm.step.moves import MAX_RATIO, MoveRules
 from tests.harness.rigs.consensus import COMMITTED, admission, departure, listed, record
 from tests.unit.step.test_member import brought_to
 
@@ -139,6 +140,50 @@ def test_copies_that_lead_nowhere_are_dealt_anew_and_those_that_lead_on_stay() -
     assert set(duties[many]) != set(others[many])
     evenly = before.model_copy(update={"passed": {few: UNIT, many: UNIT}})
     assert stuck.dealt(evenly, NO_CHANGES) == {}
+
+
+def test_copies_of_a_part_to_which_those_that_keep_them_do_not_move_are_dealt_anew() -> None:
+    few, many = stage_part(1, 0, 2), stage_part(1, 1, 2)
+    parts = {"0": stage_part(0), "few": few, "many": many}
+    members = [listed(f"{at}{n}", part=part) for at, part in parts.items() for n in range(6 if at == "0" else 3)]
+    before = record(step=49, roster=(*members, listed("T", "trainer", "ends")), passed={few: UNIT, many: 7 * UNIT})
+    led = replace(RULES, copies=8)
+    (mover, part), *_ = led.planned(before, NO_CHANGES).items()
+    assert led.dealt(before, NO_CHANGES) == {part: 50}, "nobody moved"
+    move = Reassign(step=50, peer=mover, part=part, signature=bytes(64))
+    assert led.dealt(before, Changes(reassigns=(move,))) == {}
+    assert led.dealt(before.model_copy(update={"step": 48}), NO_CHANGES) == {}, "it may be late"
+
+
+@pytest.mark.parametrize("lie_us", [1, 1 << 40])
+@pytest.mark.parametrize("beside", [False, True])
+def test_host_that_lies_about_its_pace_is_never_left_alone_with_its_part(lie_us: int, beside: bool) -> None:
+    for hosts in ((2, 2, 2), (2, 3, 2), (3, 3, 3), (3, 4, 2), (2, 6, 2)):
+        for liar in ("0a", "1a", "2a"):
+            before = closed(hosts, paces=paces(hosts, **{f"s{liar}": lie_us}))
+            if beside:
+                near = {"beside": tuple(tail(f"{liar[0]}{other}") for other in "ab")}
+                before = before.model_copy(
+                    update={
+                        "roster": tuple(m.model_copy(update=near) if m.peer[-1] in "ab" else m for m in before.roster)
+                    }
+                )
+            moves = RULES.planned(before, NO_CHANGES)
+            left = Counter(m.part for m in before.roster if m.peer not in moves)
+            assert all(left[before.members.part_of(peer)] >= 2 for peer in moves)
+            there = before.members
+            for part in PARTS:
+                stay = [peer for peer in there.replicas(part) if peer not in moves]
+                machines = {there.machines[peer] for peer in stay}
+                assert len(machines) >= min(2, there.spread(part)), (hosts, liar, moves)
+
+
+def test_host_counts_for_few_times_as_much_as_the_middle_one_whatever_it_says() -> None:
+    hosts = (3, 3, 3)
+    held = {PeerId(m.peer): PartName(str(m.part)) for m in closed(hosts).roster if m.role == "stage"}
+    for said, counts in ((1, MAX_RATIO), (1 << 40, 1 / MAX_RATIO)):
+        speeds = RULES._speeds(closed(hosts, paces=paces(hosts, s0a=said)), held)
+        assert speeds == {peer: counts if peer == "0a" else 1.0 for peer in held}
 
 
 def test_who_leaves_counts_no_more_and_who_joins_counts_already() -> None:
