@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
@@ -76,7 +76,7 @@ class PeerContext:
     ``held_out`` what it measures the loss of, ``how_to_join`` what people are told who must find somebody,
     ``files`` what this machine has of the model, ``activation_checkpointing`` and ``deferred_weights`` this peer's
     own choices. ``chance`` draws, from 0 to 1, what is audited. ``admission`` decides what others may call, and has
-    what admits this peer, in a run that not everybody may join."""
+    what admits this peer, in a run that not everybody may join. ``siblings`` are in this process, now."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -94,6 +94,7 @@ class PeerContext:
     deferred_weights: bool = True
     admission: AdmissionService | None = None
     chance: Callable[[], float] = random.SystemRandom().random
+    siblings: Collection[PeerId] = ()
 
     @property
     def gate(self) -> CallGate | None:
@@ -240,7 +241,8 @@ class TrainerRole:
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or journeys_of_a_trainer(specs))
         self.expected_graphs = (at_once if graph else 0, graph)
-        stages = roster.columns(near=self._peer)
+        self._siblings = around.siblings
+        stages = self._replicas(roster)
         self._wiring = Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed)
         ends = None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device)
         self._bounds = None if ends is None else ends.bounds
@@ -280,6 +282,12 @@ class TrainerRole:
             in_flight=InFlight(self._wiring, len(roster.trainers), most=journeys_of_a_trainer(specs), fixed=in_flight),
         )
 
+    def _replicas(self, roster: Roster) -> tuple[tuple[PeerId, ...], ...]:
+        """Return who computes this trainer's microbatches, by stage: a sibling where one is there, so that nothing of
+        them leaves this process, else whom the roster has."""
+        stages = roster.columns(near=self._peer)
+        return tuple(tuple(one for one in replicas if one in self._siblings) or replicas for replicas in stages)
+
     def _audits(self, around: PeerContext) -> Audits | None:
         """Return what has hops computed again, where the manifest says so."""
         if not around.manifest.verify.audit:
@@ -309,7 +317,7 @@ class TrainerRole:
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         if self._peer in roster.unfed:
             trainers = self._manifest.step_microbatches + 1  # so that it feeds nothing early
-        stages = roster.columns(near=self._peer)
+        stages = self._replicas(roster)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, stages, trainers, cursor, follows, roster.since)
         if self._held_out is not None:
