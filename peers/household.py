@@ -15,11 +15,13 @@ from peers.orders import Orders
 from peers.settings import PeerSettings
 from swarm.config import Manifest
 from swarm.consensus.roster import tail
-from swarm.device import Device
+from swarm.device import Device, Seat, TakingTurns
 from swarm.errors import ConfigError, Ending
 from swarm.ids import PeerId
+from swarm.membership.parts import check_takes_turns
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
+from swarm.optim.swapped_part import Home
 from swarm.schema import MAX_BESIDE
 
 Hosts = Callable[[int], AbstractContextManager[PeerSettings]]
@@ -35,16 +37,23 @@ class Household:
         """With ``hosts`` there is one of each stage, from :meth:`begin` on."""
         self.orders, self._hosts = orders, hosts
         self._device: Device | None = None
+        self._turns = TakingTurns()
+        self.home: Home | None = None
+        """Where stages are that take turns on the device; None: all stay there."""
         self._there: dict[PeerId, LibP2PEndpoint] = {}
         self._peers: tuple[PeerId, ...] = ()
         self._living: list[asyncio.Task[int]] = []
         self._places = ExitStack()
 
-    def device(self, open_one: Callable[[], Device]) -> Device:
-        """Return the device of all; the first who asks opens it."""
+    def device(self, settings: PeerSettings, open_one: Callable[[], Device]) -> Device:
+        """Return the device of all, as this one has it; the first who asks opens it."""
         if self._device is None:
-            self._device = open_one()
-        return self._device
+            self._device, on_disk = open_one(), settings.options.state == "disk"
+            if self._hosts is not None and (on_disk or self._device.torch_device.type != "cpu"):
+                self.home = Home(directory=settings.home / "state" if on_disk else None)
+        if self.home is None or settings.role != "stage":
+            return self._device
+        return Seat(self._device, self._turns, settings.name)
 
     @property
     def siblings(self) -> KeysView[PeerId]:
@@ -78,6 +87,8 @@ class Household:
             remedy = "Join as trainer, and with others as stage hosts; or found a run with fewer stages."
             raise ConfigError("--role", "all", f"for a run of {MAX_BESIDE} stages at most", remedy,
                               why=f"this one has {stages}")  # fmt: skip
+        if self.home is not None:
+            check_takes_turns(manifest)
         settings = [self._places.enter_context(hosts(stage)) for stage in range(stages)]
         self._peers = (me, *(load_or_create(one.identity).peer for one in settings))
         self._living = [asyncio.create_task(self._live(one, live), name=one.name) for one in settings]

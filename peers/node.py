@@ -227,7 +227,7 @@ class Node:
         """Live; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or another SwarmError
         when it does not end in order."""
         settings = self._settings
-        shared = self._household.device(functools.partial(open_device, settings, self._events))
+        shared = self._household.device(settings, functools.partial(open_device, settings, self._events))
         device = MeteredDevice(shared, self._clock)
         control = None if settings.control is None else ControlServer(settings.control, self._commands.table())
         try:
@@ -307,6 +307,7 @@ class Node:
             files=files,
             admission=admission,
             siblings=self._household.siblings,
+            home=self._household.home if self._settings.role == "stage" else None,
         )
         manifests = ManifestService(manifest.canonical(), named, named=manifest.admission.closed)
         for service in [*frozen_services(manifest.model, files, around.gate), manifests]:

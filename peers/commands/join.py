@@ -119,6 +119,7 @@ def _host_here(place: HeldPlace, trainer: PeerSettings, contacts: Contacts, stag
         options,
         role="stage",
         stage=stage,
+        state="memory",  # of all the trainer says it
         data=None,
         eval=None,
         eval_every=None,

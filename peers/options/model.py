@@ -227,6 +227,14 @@ class PeerOptions:
     threads: Annotated[
         int, between(1, 1024), Option(metavar="N", of=_JOIN, help="Compute with this many CPU threads.")
     ] = 1
+    state: Annotated[
+        Literal["memory", "disk"],
+        Option(
+            of=_JOIN,
+            help="Where a machine with --role all keeps the state of its stages. disk takes 16 bytes a parameter "
+            "there, and memory for two stages.",
+        ),
+    ] = "memory"
     activation_checkpointing: Annotated[
         Literal["auto", "on", "off"],
         Option(

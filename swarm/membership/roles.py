@@ -32,6 +32,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optim.part import TrainedPart
+from swarm.optim.swapped_part import Home
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.boundary import BoundarySpecs, CodecsAcross, StepCodecs
 from swarm.pipeline.compute import Bounds, EndsCompute, StageCompute
@@ -76,7 +77,8 @@ class PeerContext:
     ``held_out`` what it measures the loss of, ``how_to_join`` what people are told who must find somebody,
     ``files`` what this machine has of the model, ``activation_checkpointing`` and ``deferred_weights`` this peer's
     own choices. ``chance`` draws, from 0 to 1, what is audited. ``admission`` decides what others may call, and has
-    what admits this peer, in a run that not everybody may join. ``siblings`` are in this process, now."""
+    what admits this peer, in a run that not everybody may join. ``siblings`` are in this process,
+    now; ``home`` is where parts are that take turns on the device with this one."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -95,6 +97,7 @@ class PeerContext:
     admission: AdmissionService | None = None
     chance: Callable[[], float] = random.SystemRandom().random
     siblings: Collection[PeerId] = ()
+    home: Home | None = None
 
     @property
     def gate(self) -> CallGate | None:
@@ -167,7 +170,9 @@ class StageRole:
         self._memory.follow(roster)
         under_way = max(64, 16 * len(roster.trainers), min(most, self._memory.fits))
         mode = self._manifest.averaging.mode
-        self._defers = around.deferred_weights and mode == "sync" and not self._manifest.speed.overlaps
+        self._keeps_graphs = around.home is None  # else the part may be elsewhere by the time of the backward
+        defers = around.deferred_weights and self._keeps_graphs
+        self._defers = defers and mode == "sync" and not self._manifest.speed.overlaps
         part.defer_weight_gradients(self._defers)
         stages = columns_of(part.spec.name)
         servers = [self._server(stage, len(stages), under_way, roster) for stage in stages]
@@ -192,6 +197,7 @@ class StageRole:
             deferred_bytes=self._memory.deferrable() // of if self._defers else 0,
             mixture=family_of(manifest.model).mixture,
             hop=hop,
+            keeps_graphs=self._keeps_graphs,
         )
         compute = StageCompute(around.device.place(part), specs, around.device.torch_device)
         compute.most_loss = most_loss(manifest)

@@ -35,7 +35,7 @@ def test_machine_with_every_part_trains_alone_comes_back_and_gives_the_run_to_an
         (history, *_) = (hand.home / "1").rglob("history.jsonl")
         roster = next(iter(HistoryReader(history))).record.members
         assert len(roster.peers) == 1 + len(PARTS)
-        assert len(voters(roster, "")) == 2  # the founder, and the machine
+        assert len(voters(roster, "")) == 1  # the machine
 
         kill_all([alone])
         last, before = max(closed(alone)), {event["peer"]: event["part"] for event in alone.events("PeerReady")}
