@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swarm.errors import BugError
+from swarm.disk import reserve, size_text
+from swarm.errors import BugError, StateError
 from swarm.ids import StepWork
 from swarm.models.family import PartModule
 from swarm.models.layout import install_tensors, install_weights, state_of
@@ -40,12 +41,19 @@ def in_memory(elements: int, dtype: torch.dtype) -> Tensor:
 
 def in_files(directory: Path) -> Allocate:
     """Return what makes vectors whose bytes are in files without a name in a directory: they are gone with the vector,
-    or with the process, however that ends."""
+    or with the process, however that ends. It raises StateError where the disk has no room."""
 
     def allocate(elements: int, dtype: torch.dtype) -> Tensor:
+        size = max(1, elements * dtype.itemsize)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix="vector-") as file:
-            file.truncate(max(1, elements * dtype.itemsize))
+            file.truncate(size)
+            try:  # all of it now: who writes to memory that the disk has no room for is killed
+                reserve(file.fileno(), size)
+            except OSError as error:
+                raise StateError(
+                    f"{directory} has no room for {size_text(size)} of a stage: {error.strerror}"
+                ) from error
             return torch.from_file(file.name, shared=True, size=elements, dtype=dtype)
 
     return allocate

@@ -39,7 +39,7 @@ def test_machine_with_every_part_trains_alone_comes_back_and_gives_the_run_to_an
 
         kill_all([alone])
         last, before = max(closed(alone)), {event["peer"]: event["part"] for event in alone.events("PeerReady")}
-        again = hand.start(*whole)
+        again = hand.start(*whole, "--state", "disk")
         assert again.wait_event("WentBack")["step"] <= last
         again.wait_step(last + 2)
         assert {event["peer"]: event["part"] for event in again.events("PeerReady")} == before
