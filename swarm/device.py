@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from swarm.errors import ConfigError
 from swarm.phases import OnePhase, Phases, advance, complete
-from swarm.residency import Turns
+from swarm.residency import TurnOrder
 
 if TYPE_CHECKING:
     import asyncio
@@ -296,10 +296,10 @@ class MeteredDevice:
 
 
 class TakingTurns:
-    """Gives one piece of work at a time the device, in the order of :class:`~swarm.residency.Turns`. One event loop."""
+    """Gives one piece of work at a time the device, in the order of :class:`~swarm.residency.TurnOrder`. One event loop."""
 
     def __init__(self) -> None:
-        self._turns, self._busy = Turns(), False
+        self._turns, self._busy = TurnOrder(), False
         self._waiting = defaultdict[str, deque["asyncio.Future[None]"]](deque)
 
     @contextlib.asynccontextmanager

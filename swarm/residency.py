@@ -17,7 +17,7 @@ LEASE = 32
 """Pieces of work: a part is moved once for so many."""
 
 
-class Turns:
+class TurnOrder:
     """Whose piece of work is done next. A part has any number of pieces waiting; one is done at a time."""
 
     def __init__(self, lease: int = LEASE) -> None:

@@ -104,7 +104,7 @@ def check_takes_turns(manifest: Manifest) -> None:
         why = "it compares trainers, or cuts layers across devices"
     if why:
         remedy = "Hold all parts in memory (device cpu), or some of them; or found a run with mode sync."
-        raise ConfigError("--role", "all", "a run whose stages can take turns on a device", remedy, why=why)
+        raise ConfigError("role", "all", "a run whose stages can take turns on a device", remedy, why=why)
 
 
 def check_strips(manifest: Manifest, devices: Sequence[torch.device]) -> None:

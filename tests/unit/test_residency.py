@@ -6,10 +6,10 @@ import asyncio
 
 from swarm.clock import SystemClock
 from swarm.device import DeviceThread, MeteredDevice, Seat, TakingTurns, resolve_device
-from swarm.residency import Residents, Turns
+from swarm.residency import Residents, TurnOrder
 
 
-def served(turns: Turns) -> list[str]:
+def served(turns: TurnOrder) -> list[str]:
     """Everybody, in the order in which they have their turn."""
     found = []
     while (part := turns.next()) is not None:
@@ -18,14 +18,14 @@ def served(turns: Turns) -> list[str]:
 
 
 def test_part_keeps_the_device_for_a_lease_and_those_who_wait_longest_come_next() -> None:
-    turns = Turns(lease=2)
+    turns = TurnOrder(lease=2)
     for part in "abcaaabb":
         turns.wait(part)
     assert "".join(served(turns)) == "aabbcaab"
 
 
 def test_part_that_nobody_else_waits_for_goes_on_beyond_its_lease() -> None:
-    turns = Turns(lease=1)
+    turns = TurnOrder(lease=1)
     for part in "aaa":
         turns.wait(part)
     assert served(turns) == ["a", "a", "a"]
