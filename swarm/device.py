@@ -296,7 +296,7 @@ class MeteredDevice:
 
 
 class TakingTurns:
-    """Gives one piece of work at a time the device, in the order of :class:`~swarm.residency.TurnOrder`. One event loop."""
+    """Gives the device to one piece of work at a time (:class:`~swarm.residency.TurnOrder`). One event loop."""
 
     def __init__(self) -> None:
         self._turns, self._busy = TurnOrder(), False
