@@ -20,8 +20,14 @@ from tests.benchmarks._wan_cells import MICROBATCHES, REPLICAS, STAGES, Cell
 from tests.benchmarks._wan_swarm import FORWARD_SHARE, LONGEST_S, MODEL, WanSwarm, weighed, weights
 from tests.harness.machines import OnMachines
 
-MACHINES = STAGES * REPLICAS
-"""As many as the pipeline has stage hosts."""
+DEVICES = STAGES * REPLICAS
+"""Of the pipeline's stage hosts."""
+MACHINES = 2
+"""That are played; their parts weigh what makes each carry what it would among DEVICES of them, and they have their
+share of a step."""
+WEIGHT = ((DEVICES - 1) / DEVICES) / ((MACHINES - 1) / MACHINES)
+SHARE = MICROBATCHES // DEVICES
+"""Of a step for each machine."""
 WARM_UP = 1
 LARGE = {"vocab_size": 300, "dim": 256, "layers": 8, "heads": 4, "context": 128}
 
@@ -69,7 +75,8 @@ class _MachineTraffic(Traffic):
 
 
 def _far_apart(root: Path, kind: str, steps: int, part_mb: int) -> float:
-    cell = Cell(mbit=50, rtt=100, activation_mb=8, part_mb=part_mb)
+    each = part_mb if kind == "pipeline" else round(WEIGHT * part_mb)
+    cell = Cell(mbit=50, rtt=100, activation_mb=8, part_mb=each)
     if kind == "pipeline":
         played = WanSwarm(root, cell, steps=steps, seed=1, overrides={})
         played.play()
@@ -79,7 +86,7 @@ def _far_apart(root: Path, kind: str, steps: int, part_mb: int) -> float:
         closed = swarm.peers["bootstrap"].events.of(StepClosed)
         seconds = {event.step: event.seconds for event in closed}
     counted = [seconds[step] for step in range(WARM_UP + 1, steps)]
-    return MICROBATCHES * len(counted) / sum(counted) / MACHINES
+    return SHARE * len(counted) / sum(counted)
 
 
 def _alone(root: Path, cell: Cell, steps: int) -> _Far:
@@ -93,7 +100,7 @@ def _alone(root: Path, cell: Cell, steps: int) -> _Far:
         run={"steps": steps, "seed": 1},
         model=MODEL,
         split={"stages": STAGES},
-        batch={"microbatch_size": 1, "microbatches_per_step": MICROBATCHES},
+        batch={"microbatch_size": 1, "microbatches_per_step": SHARE * MACHINES},
     )
     traffic.swarm = swarm
     swarm.network.traffic = traffic
