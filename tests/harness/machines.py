@@ -54,8 +54,11 @@ class OnMachines(LocalSwarm):
         return Seat(device, self.turns[machine], name) if on_turn else device
 
     async def _add(self, name: str, role: Any, *more: Any, **settings: Any) -> PeerId:
+        machine = self.machine_of(name)
+        if machine is not None and role == "stage":  # one of each
+            settings["stage"] = int(name.rpartition("-")[2]) % self.manifest.split.stages
         peer = await super()._add(name, role, *more, **settings)
-        if (machine := self.machine_of(name)) is not None:
+        if machine is not None:
             one = self.peers[name]
             self._there[machine].add(peer)
             home = self.homes[machine] if role == "stage" else None
