@@ -82,7 +82,7 @@ def join(
     invite: str,
     *,
     data: _Path | None = None,
-    role: Literal["auto", "stage", "trainer"] | None = None,
+    role: Literal["auto", "stage", "trainer", "all"] | None = None,
     device: str | None = None,
     home: _Path | None = None,
     **options: object,
@@ -92,8 +92,8 @@ def join(
     Args:
         invite: The invite, or the multiaddr of a peer.
         data: Text for a trainer, a file or directory, or a shard; it stays on this machine.
-        role: ``stage`` holds a slice of the model, ``trainer`` feeds text; ``auto``, the default, is
-            trainer with ``data``, else stage.
+        role: ``stage`` holds a slice of the model, ``trainer`` feeds text, ``all`` does both, with every stage;
+            ``auto``, the default, is trainer with ``data``, else stage.
         device: ``auto``, the default, ``cpu``, ``cuda``, ``cuda:N``, or several with commas.
         home: Directory of this machine's places and runs; by default that of the command.
         options: Any other option of ``swarm join`` by its key, as ``max_upload="20mbit"`` or ``port=4001``. What is not

@@ -47,6 +47,7 @@ from peers.foreign_model import files_here
 from peers.frozen import frozen_services
 from peers.guards import watch_daemon, watch_last_moments, watch_pauses, watch_preemption, watch_signals
 from peers.home.run_directory import RunDirectory
+from peers.household import Hosts, Household
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
 from peers.orders import Orders
@@ -101,7 +102,7 @@ def open_device(settings: PeerSettings, events: EventSink) -> Device:
     )
 
 
-def run_peer(settings: PeerSettings) -> int:
+def run_peer(settings: PeerSettings, hosts: Hosts | None = None) -> int:
     """Run one peer until its run is over or it has left.
 
     Blocking; owns the process's event loop, and its signals for good: see :meth:`peers.orders.Orders.listen`. Whatever
@@ -109,6 +110,7 @@ def run_peer(settings: PeerSettings) -> int:
 
     Args:
         settings: All about this peer.
+        hosts: Who hosts a stage beside it in this process; None: it is alone there.
 
     Returns:
         The exit code of the process.
@@ -117,7 +119,7 @@ def run_peer(settings: PeerSettings) -> int:
     # the event loop, and seconds of it with a small share of a processor.
     gc.freeze()
     allow_descriptors()
-    return uvloop.run(_run_peer(settings))
+    return uvloop.run(_run_peers(settings, hosts))
 
 
 def allow_descriptors() -> None:
@@ -129,15 +131,23 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _run_peer(settings: PeerSettings) -> int:
+async def _run_peers(settings: PeerSettings, hosts: Hosts | None) -> int:
     orders = Orders(settings.options.grace)
     orders.listen()
+    household = Household(orders, hosts)
+    try:
+        return max(await _run_peer(settings, household), *await household.ended(), EXIT_OK)
+    finally:
+        await household.close()
+
+
+async def _run_peer(settings: PeerSettings, household: Household) -> int:
     clock = SystemClock()
     identity = load_or_create(settings.identity)
     recorder = Recorder(settings.home / "events.jsonl", identity.peer, clock)
     reporting = reporting_of(settings, recorder, clock)
     events = EventNarration(settings, reporting, clock, peer=identity.peer)
-    node = Node(settings, identity, events, clock, orders)
+    node = Node(settings, identity, events, clock, household)
     if settings.back is not None and settings.back.reason:
         events.emit(Resumed(reason=settings.back.reason, seconds=settings.back.seconds))
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
@@ -195,11 +205,17 @@ class Node:
     """One peer, from opening its endpoint to closing it."""
 
     def __init__(
-        self, settings: PeerSettings, identity: StoredIdentity, events: EventSink, clock: SystemClock, orders: Orders
+        self,
+        settings: PeerSettings,
+        identity: StoredIdentity,
+        events: EventSink,
+        clock: SystemClock,
+        household: Household,
     ) -> None:
         self._settings, self._identity, self._events, self._clock = settings, identity, events, clock
+        self._household = household
         self._born = clock.monotonic()
-        self._orders = orders
+        self._orders = household.orders
         self._commands = NodeCommands(settings, identity.peer, clock.wall(), self._orders.by_command)
         self._membership: Membership | None = None
         self._contacts: tuple[PeerId, ...] = ()
@@ -211,7 +227,8 @@ class Node:
         """Live; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or another SwarmError
         when it does not end in order."""
         settings = self._settings
-        device = MeteredDevice(open_device(settings, self._events), self._clock)
+        shared = self._household.device(settings, functools.partial(open_device, settings, self._events))
+        device = MeteredDevice(shared, self._clock)
         control = None if settings.control is None else ControlServer(settings.control, self._commands.table())
         try:
             if control is not None:
@@ -220,15 +237,16 @@ class Node:
                 settings.name, open_endpoint(settings, self._identity, self._clock, self._events)
             )
             try:
+                self._household.enter(endpoint)
                 return await self._until_over(endpoint, device)
             finally:
+                self._household.leave(endpoint)
                 await endpoint.close()
         except SwarmError as error:
             raise ExceptionGroup("the peer could not start", [error]) from error
         finally:
             if control is not None:
                 await control.close()
-            await device.close()
 
     async def _until_over(self, endpoint: LibP2PEndpoint, device: MeteredDevice) -> tuple[str, int]:
         """Run all concurrent tasks; the first to fail ends the rest."""
@@ -257,6 +275,8 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, named = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
+        live = functools.partial(_run_peer, household=self._household)
+        self._household.begin(self._identity.peer, manifest, live)
         check_strips(manifest, device.torch_devices)
         shown = None if self._settings.credential is None else credential_of(self._settings.credential)
         self._choice = domain_of(manifest, self._settings.options.domain, self._settings.role, shown)
@@ -286,6 +306,8 @@ class Node:
             deferred_weights=self._settings.options.deferred_weights == "on",
             files=files,
             admission=admission,
+            siblings=self._household.siblings,
+            home=self._household.home if self._settings.role == "stage" else None,
         )
         manifests = ManifestService(manifest.canonical(), named, named=manifest.admission.closed)
         for service in [*frozen_services(manifest.model, files, around.gate), manifests]:
@@ -392,6 +414,7 @@ class Node:
             replace(
                 member_settings(self._settings, machine_mark(around.manifest.run_id), self._choice),
                 contacts=self._contacts,
+                beside=self._household.beside(self._identity.peer) or self._settings.beside,
             ),
             around,
             endpoint.directory,

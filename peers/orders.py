@@ -42,7 +42,8 @@ class Orders:
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._leave: Leave | None = None
+        self._leaves: list[Leave] = []
+        self._asked: tuple[str, Ending] | None = None
         self._loop = asyncio.get_running_loop()
         self._until, self._last_s, self._sooner = math.inf, LAST_S, asyncio.Event()
         self._told: asyncio.Future[int] = self._loop.create_future()
@@ -66,12 +67,19 @@ class Orders:
             self.take(signal.Signals(earlier.number))
 
     def adopt(self, leave: Leave) -> None:
-        """From now on there is something to leave in order."""
-        self._leave = leave
+        """From now on there is this to leave in order, beside what there was; at once where that was asked for."""
+        self._leaves.append(leave)
+        if self._asked is not None:
+            leave(*self._asked)
+
+    def _leave(self, reason: str, ending: Ending) -> str:
+        """Returns what the first says that leaves."""
+        self._asked = reason, ending
+        return [leave(reason, ending) for leave in self._leaves][0]
 
     def by_command(self, reason: str) -> str:
         """``swarm drain``: in order, however long it takes. Returns what happens now."""
-        if self._leave is None:
+        if not self._leaves:
             self._force("was told to leave before it took part", EXIT_OK)
             return "stopping: it had not joined the run yet"
         return self._leave(reason, Ending.DONE)
@@ -83,7 +91,7 @@ class Orders:
         if self._noticed is not None:
             return
         self._noticed = code = EXIT_CODES[ending]
-        if self._leave is None:
+        if not self._leaves:
             self._force(f"was told to leave before it took part: {reason}", code)
             return
         patience = self._grace_s if within_s is None else within_s
@@ -174,7 +182,7 @@ class Orders:
         twice = again and self._told.result() == 128 + number
         if again and number == signal.SIGHUP:
             return  # a terminal that closes sends it twice: nobody asked for haste
-        if not self._grace_s or self._leave is None or again:
+        if not self._grace_s or not self._leaves or again:
             self._force(f"was stopped by {by}{', twice' if twice else ''}", 128 + number)
             return
         self._told.set_result(128 + number)

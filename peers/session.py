@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peers.console.event_words import labelled
 from peers.console.interrupt import defer
 from peers.console.words import command_name, print_error
-from peers.exit_codes import EXIT_PAUSED
+from peers.exit_codes import EXIT_ERROR, EXIT_PAUSED
 from peers.home.identity import friendly_name
 from peers.home.last_events import last_event
 from peers.home.places import HeldPlace
 from peers.settings import VOTE_FILE, PeerSettings
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
+
+if TYPE_CHECKING:
+    from peers.household import Hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +62,9 @@ def open_session(place: HeldPlace, who: Who, *, role: str, run: str = "", run_na
         ) from None
 
 
-def live(place: HeldPlace, settings: PeerSettings) -> int:
-    """Run the peer to its end and note in the place how it ended; returns the exit code. Blocking.
+def live(place: HeldPlace, settings: PeerSettings, hosts: Hosts | None = None) -> int:
+    """Run the peer, and where there are any the ``hosts`` beside it in its process, to its end and note in the place
+    how it ended; returns the exit code. Blocking.
 
     Imports torch and hivemind: some seconds.
     """
@@ -70,20 +76,25 @@ def live(place: HeldPlace, settings: PeerSettings) -> int:
     warn_of_copy(place)
     if settings.back is not None:
         place.kept_by(settings.back.keeper)
-    code = run_peer(settings)
+    code = run_peer(settings) if hosts is None else run_peer(settings, hosts)
+    note_end(place, settings, code)
+    return code
+
+
+def note_end(place: HeldPlace, settings: PeerSettings, code: int | None = None) -> None:
+    """Note in the place how its peer ended, as its last event and the exit code say, which is that event's by
+    default."""
     last = last_event(settings.home / "events.jsonl", "PeerStopped")
     found = last_event(settings.home / "events.jsonl", "RunFound", whole=True)
     reason = str(last.get("reason", "")) if last is not None else ""
+    code = int(last.get("exit_code", EXIT_ERROR) if last is not None else EXIT_ERROR) if code is None else code
     if code == EXIT_PAUSED and (paused := last_event(settings.home / "events.jsonl", "Paused", whole=True)):
         reason = f"paused, {paused.get('reason', '')}: {reason}"
-    try:
+    # A full disk: `swarm status` will not know how this one ended, and the exit code still says it.
+    with contextlib.suppress(OSError):
         if found is not None:
             place.joined(str(found.get("run", "")), str(found.get("name", "")))
         place.ended(reason, code)
-    except OSError:
-        # A full disk: `swarm status` will not know how this one ended, and the exit code still says it.
-        return code
-    return code
 
 
 def warn_of_copy(place: HeldPlace) -> None:

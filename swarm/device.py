@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from swarm.errors import ConfigError
-from swarm.phases import Phases, advance, complete
+from swarm.phases import OnePhase, Phases, advance, complete
+from swarm.residency import TurnOrder
 
 if TYPE_CHECKING:
+    import asyncio
+
     import torch
 
     from swarm.clock import Clock  # it imports asyncio, as does whatever runs a device: not who only asks for memory
@@ -289,6 +293,75 @@ class MeteredDevice:
     async def close(self) -> None:
         """See :class:`Device`."""
         await self._device.close()
+
+
+class TakingTurns:
+    """Gives the device to one piece of work at a time (:class:`~swarm.residency.TurnOrder`). One event loop."""
+
+    def __init__(self) -> None:
+        self._turns, self._busy = TurnOrder(), False
+        self._waiting = defaultdict[str, deque["asyncio.Future[None]"]](deque)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, part: str) -> AsyncIterator[None]:
+        """Have the device for a piece of a part's work."""
+        import asyncio
+
+        self._loop = asyncio.get_running_loop()
+        mine: asyncio.Future[None] = self._loop.create_future()
+        self._waiting[part].append(mine)
+        self._turns.wait(part)
+        self._loop.call_soon(self._decide)
+        try:
+            await mine
+            yield
+        finally:
+            if mine in self._waiting[part]:
+                self._waiting[part].remove(mine)
+                self._turns.give_up(part)
+            elif not mine.cancelled():
+                self._busy = False
+                self._loop.call_soon(self._decide)  # when who had it has asked for its next one
+
+    def _decide(self) -> None:
+        while not self._busy and (part := self._turns.next()) is not None:
+            first = self._waiting[part].popleft()
+            if not first.cancelled():
+                self._busy = True
+                first.set_result(None)
+
+
+class Seat(OnePhase):
+    """A device as one of several parts has it that take turns there. Pieces of its work are done whole."""
+
+    def __init__(self, device: Device, turns: TakingTurns, name: str) -> None:
+        self._device, self._turns, self._name = device, turns, name
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See :class:`Device`."""
+        return self._device.torch_device
+
+    def free_memory(self) -> int:
+        """See :class:`Device`; of an accelerator half of it, since two parts are there at a time."""
+        free = self._device.free_memory()
+        return free if self.torch_device.type == "cpu" else free // 2
+
+    def free_host_memory(self) -> int:
+        """See :class:`Device`."""
+        return self._device.free_host_memory()
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See :class:`Device`."""
+        async with self._turns.turn(self._name):
+            return await self._device.run(fn, *args, **kwargs)
+
+    def place(self, part: T) -> T:
+        """See :class:`Device`."""
+        return self._device.place(part)
+
+    async def close(self) -> None:
+        """Nothing: others have it, too."""
 
 
 def _within(limit: int | None, taken: int, free: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,12 +27,13 @@ from peers.home.last_events import done_again, newest_closing
 from peers.home.places import FROZEN, RUNS
 from peers.local.peer_order import NO_COMPANY, Company
 from peers.options.model import PeerOptions
-from peers.session import Who, echo, live, load_identity, open_session, silent
+from peers.session import Who, echo, live, load_identity, note_end, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
 from swarm.disk import size_text
 from swarm.errors import ConfigError
+from swarm.ids import MAX_NAME
 from swarm.membership.status_types import ENDED
 
 if TYPE_CHECKING:
@@ -79,8 +81,7 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
     words_of_data, data = _checked_data(options, say) if role == "trainer" else ("", "")
     if words_of_data:
         say("data", words_of_data)
-    home = home_directory(options.home)
-    run = contacts.run or ""
+    home, run = home_directory(options.home), contacts.run or ""
     # Before the place is taken: what is known of its last peer goes with that. Who is started again and again by a
     # supervisor is to stop here: there is nobody left to call.
     seen = newest_closing(home, run) if run else None
@@ -101,8 +102,45 @@ def join(options: PeerOptions, *, words: bool, json_lines: bool, company: Compan
         say("contact", f"dialling {', '.join(contacts.addresses)}")
         peer = _peer_settings(place, who, contacts, options, role)
         place.trains_on(data)
-        said = {"verbose": words, "json_lines": json_lines, "back": back}
-        return live(place, peer.model_copy(update={**said, **dataclasses.asdict(company)}))
+        said = {"verbose": words, "json_lines": json_lines, "back": back, **dataclasses.asdict(company)}
+        peer = peer.model_copy(update=said)
+        return live(place, peer, partial(_host_here, place, peer, contacts) if options.role == "all" else None)
+
+
+@contextmanager
+def _host_here(place: HeldPlace, trainer: PeerSettings, contacts: Contacts, stage: int) -> Iterator[PeerSettings]:
+    """Give the settings of the host of a stage in the process of a trainer that holds a ``place``, and note how it
+    ended. Its own is named for that one's, so that it comes back as who it was."""
+    from peers.home.places import Tenant, take_place
+    from peers.local.siblings import counted_up
+
+    options, number = trainer.options, stage + 1
+    own = dataclasses.replace(
+        options,
+        role="stage",
+        stage=stage,
+        state="memory",  # of all the trainer says it
+        data=None,
+        eval=None,
+        eval_every=None,
+        listen=tuple(counted_up(address, number) for address in options.listen),
+        announce=tuple(counted_up(address, number) for address in options.announce),
+        preemption="none",
+        preemption_url=None,
+        pause_when=(),
+        dashboard=None,
+        report_to=None,
+        report_dir=None,
+    )
+    tenant = Tenant(run=trainer.run or "", role="stage", data="", holder="")
+    with take_place(place.path.parent, f"{place.name}-s{stage}", clock=SystemClock(), tenant=tenant) as held:
+        who = load_identity(held, f"{trainer.name[: MAX_NAME - 4]}-s{stage}")
+        settings = _peer_settings(held, who, contacts, own, "stage")
+        settings = settings.model_copy(update={"json_lines": trainer.json_lines, "credential": trainer.credential})
+        try:
+            yield settings
+        finally:
+            note_end(held, settings)
 
 
 def keep_joined(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
@@ -220,6 +258,9 @@ def _checked_role(contacts: Contacts, options: PeerOptions) -> Literal["stage", 
     """Return the role. Raises ConfigError for one that the invite is not for, naming what says so: nobody would let
     this peer in."""
     role = options.part_taken
+    if options.role == "all" and contacts.granted is not None:
+        remedy = f"{command_name()} join INVITE --role trainer; others hold the stages, with invites of their own"
+        raise ConfigError("--role", "all", "a role of one peer: the invite is for one", remedy)
     if contacts.granted is None or (grant := contacts.granted.grant.grant).allows(role):
         return role
     if grant.role == "observer":

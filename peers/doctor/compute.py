@@ -25,6 +25,7 @@ from swarm.models.lora import LoraFamily, install_base
 from swarm.models.passes import run_backward, run_forward
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec
+from swarm.optim.swapped_part import Home
 
 ROUNDS = 3
 LARGE_PARAMETERS = 64_000_000
@@ -68,6 +69,7 @@ class _Planned:
 
     manifest: Manifest
     device: Device
+    home: Home | None = None
 
 
 def try_device(name: str) -> DeviceSeen:

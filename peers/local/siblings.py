@@ -87,8 +87,8 @@ def _sibling(options: PeerOptions, device: str, number: int) -> Sibling:
         device=device,
         place=f"{options.place or 'device'}-{number}",
         name=None if options.name is None else f"{options.name[: MAX_NAME - 3]}-{number}",
-        listen=tuple(_counted_up(address, number) for address in options.listen),
-        announce=tuple(_counted_up(address, number) for address in options.announce),
+        listen=tuple(counted_up(address, number) for address in options.listen),
+        announce=tuple(counted_up(address, number) for address in options.announce),
         dashboard=None if number else options.dashboard,  # one page is about the whole run
         eval=None if number else options.eval,
         eval_every=None if number else options.eval_every,
@@ -98,7 +98,8 @@ def _sibling(options: PeerOptions, device: str, number: int) -> Sibling:
     return Sibling(label=f"cpu#{number}" if device.startswith("cpu") else device, options=own)
 
 
-def _counted_up(address: str, number: int) -> str:
+def counted_up(address: str, number: int) -> str:
+    """Return an address with a port that is so much higher, where it names one. Pure."""
     found = _PORT.match(address)
     return address if found is None else f"{found[1]}{int(found[2]) + number}{found[3]}"
 

@@ -70,10 +70,11 @@ class PeerOptions:
         ),
     ] = field(default=(), repr=False)  # fmt: skip
     role: Annotated[
-        Literal["auto", "stage", "trainer"],
+        Literal["auto", "stage", "trainer", "all"],
         Option(
             of=_JOIN,
-            help="stage holds a slice of the model. trainer feeds text. auto is trainer with --data, else stage.",
+            help="stage holds a slice of the model. trainer feeds text. all is a trainer with a host of every stage. "
+            "auto is trainer with --data, else stage.",
         ),
     ] = "auto"
     data: Annotated[
@@ -226,6 +227,14 @@ class PeerOptions:
     threads: Annotated[
         int, between(1, 1024), Option(metavar="N", of=_JOIN, help="Compute with this many CPU threads.")
     ] = 1
+    state: Annotated[
+        Literal["memory", "disk"],
+        Option(
+            of=_JOIN,
+            help="Where a machine with --role all keeps the state of its stages. disk takes 16 bytes a parameter "
+            "there, and memory for two stages.",
+        ),
+    ] = "memory"
     activation_checkpointing: Annotated[
         Literal["auto", "on", "off"],
         Option(
@@ -342,10 +351,10 @@ class PeerOptions:
 
     @property
     def part_taken(self) -> Literal["stage", "trainer"]:
-        """The role, once ``auto`` is decided."""
+        """The role, once ``auto`` is decided; of a machine with every part that of its trainer."""
         if self.role == "auto":
             return "stage" if self.data is None else "trainer"
-        return self.role
+        return "trainer" if self.role == "all" else self.role
 
     def of_founder(self) -> PeerOptions:
         """Return them with what ``swarm new`` does not offer left at its default."""

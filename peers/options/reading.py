@@ -117,6 +117,9 @@ def check_options(options: PeerOptions, role: Literal["bootstrap", "stage", "tra
     if options.eval is not None and role != "trainer":
         remedy = f"As a trainer: {join} --role trainer --eval {shlex.quote(str(options.eval))}"
         raise ConfigError("--eval", str(options.eval), "only for role trainer", remedy)
+    if options.state == "disk" and (options.role != "all" or role == "bootstrap"):
+        remedy = f"To hold a whole run on this machine: {join} --role all --state disk"
+        raise ConfigError("--state", options.state, "disk only with role all", remedy)
     if options.preemption_url is not None and not read_choice(options.preemption).clouds:
         # A user who gives it believes that a cloud is watched.
         remedy = f"preemption is {options.preemption}: say which cloud it is, or leave the URL out."

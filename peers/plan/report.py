@@ -177,9 +177,15 @@ class PlanReport:
             yield "alone        no machine has memory for the whole model"
         else:
             quickest = min(alone_s, key=lambda one: one.step_s)
-            swaps = ", swapping layers in and out (no mode of this version)" if quickest.way == "swap" else ""
-            faster = "faster than the swarm: train there" if quickest.step_s < self.best.step_s else "slower"
+            swaps = ", its stages in turns on the device" if quickest.way == "swap" else ""
+            faster = (
+                "faster than the swarm: train there, with --role all"
+                if quickest.step_s < self.best.step_s
+                else "slower"
+            )
             yield f"alone        {quickest.name}: {_time(quickest.step_s)} a step{swaps}: {faster}"
+        if thin := [one.name for one in alone_s if one.worth_it]:
+            yield f"links        too thin for a pipeline at {listed(thin)}: hold every part there, with --role all"
         sliced = self.sliced
         fewer = f"microbatches of a step at a replica {sliced.under_way}, 4K = {sliced.enough}"
         pays = f"would save {_time(sliced.saves_s)} a step" if sliced.worth_it else "would not pay"

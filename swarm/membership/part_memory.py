@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Literal, Protocol
 
 from swarm.columns import columns_of
 from swarm.config import Manifest
 from swarm.consensus.roster import Roster
 from swarm.device import Device
-from swarm.disk import size_text
+from swarm.disk import free_bytes, size_text
 from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.membership.rules import spec_of, update_of
@@ -17,6 +18,7 @@ from swarm.models.layout import full_vectors
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec
 from swarm.optim.part import TrainedPart
+from swarm.optim.swapped_part import Home
 from swarm.planning.costs import (
     RESIDUAL_BYTES,
     USUAL_IN_FLIGHT,
@@ -51,14 +53,21 @@ class MemoryContext(Protocol):
     def device(self) -> Device:
         """With the memory that is free."""
 
+    @property
+    def home(self) -> Home | None:
+        """Where parts are that take turns on it; None: all stay there."""
+
 
 def lacking_memory(around: MemoryContext, name: PartName, *, here: int = 0, here_apart: int = 0) -> str:
     """Return what a part takes that this peer's memory does not hold, or its device's; "" for a part that fits. So many
     bytes of it are ``here``, or are let go for it, and on a device apart from the host so many. Blocking: some
     milliseconds."""
     manifest, device, spec = around.manifest, around.device.torch_device, spec_of(around.manifest, name)
+    home = around.home
     takes = sum(part_bytes(manifest, spec, apart=device.type != "cpu").values())
-    if device.type == "cpu":
+    if home is not None and home.directory is not None:
+        wants = _wants_of_disk(around, spec, home.directory)
+    elif device.type == "cpu":
         wants = [(takes - here, around.device.free_memory(), "memory")]
     else:
         exact, overlap = manifest.run.reproducible, manifest.speed.overlaps
@@ -72,6 +81,20 @@ def lacking_memory(around: MemoryContext, name: PartName, *, here: int = 0, here
             more = " more" if here or here_apart else ""
             return f"training {name} takes {size_text(needed)}{more}, and {size_text(free)} of {what} are free here"
     return ""
+
+
+def _wants_of_disk(around: MemoryContext, spec: PartSpec, directory: Path) -> list[tuple[int, int, str]]:
+    """Return what a part takes, and what is free of it, where its state and the sum of its step are in a directory:
+    there, and where it is computed with. In the memory of a machine without an accelerator two parts are at a time."""
+    manifest, device = around.manifest, around.device.torch_device
+    kinds = part_bytes(manifest, spec)
+    stored = kinds["weights"] + kinds["optimizer"] + kinds["gradients"]
+    here = apart_bytes(manifest.model, spec, exact=manifest.run.reproducible, overlap=False, devices=1)
+    memory = (2 * here, "memory") if device.type == "cpu" else (here, f"memory of {device}")
+    return [
+        (memory[0], around.device.free_memory(), memory[1]),
+        (stored, free_bytes(directory), f"the disk of {directory}"),
+    ]
 
 
 def check_memory(around: MemoryContext, name: PartName) -> None:

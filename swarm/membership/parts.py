@@ -26,6 +26,7 @@ from swarm.models.spec import PartSpec
 from swarm.optim.accumulate import AccumulatorDType
 from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
+from swarm.optim.swapped_part import Home, SwappedPart
 from swarm.state.checkpoints.fetch import BegunFile, fetch_part
 from swarm.state.download import Wanted
 from swarm.state.frozen import FrozenStore, frozen_donor, wanted_frozen
@@ -50,7 +51,7 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
 
     def build() -> TrainedPart:
         try:
-            part = _plain(manifest, spec, devices)
+            part = _plain(manifest, spec, devices, around.home)
         except ConfigError as error:
             if error.key != "split.tensor" or manifest.split.tensor > 1:
                 raise
@@ -72,11 +73,14 @@ async def build_empty(around: PeerContext, name: PartName, donors: Sequence[Peer
     return await around.device.run(build)
 
 
-def _plain(manifest: Manifest, spec: PartSpec, devices: Sequence[torch.device]) -> TrainedPart:
+def _plain(manifest: Manifest, spec: PartSpec, devices: Sequence[torch.device], home: Home | None) -> TrainedPart:
     """The part, before anything special of the run."""
     if manifest.averaging.mode == "local":
         return LocalPart(spec, manifest.model, local_rules_of(manifest), devices=devices)
     accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
+    if home is not None:
+        update = update_of(manifest)
+        return SwappedPart(spec, manifest.model, update, devices=devices, accumulator=accumulator, home=home)
     return TrainedPart(
         spec,
         manifest.model,
@@ -85,6 +89,22 @@ def _plain(manifest: Manifest, spec: PartSpec, devices: Sequence[torch.device]) 
         accumulator=accumulator,
         window=2 if manifest.speed.overlaps else 1,
     )
+
+
+def check_takes_turns(manifest: Manifest) -> None:
+    """Check whether the stages of a run can take turns on one device. Pure. Raises ConfigError."""
+    why = ""
+    if manifest.averaging.mode == "local":
+        why = "in mode local replicas train apart, each with a state of its own for many steps"
+    elif manifest.speed.overlaps:
+        why = "in mode overlap stages hold the parameters of two steps"
+    elif lora_of(manifest.model) is not None:
+        why = "the frozen weights of adapters stay on the device"
+    elif manifest.optimizer.trainer_test or manifest.split.tensor > 1:
+        why = "it compares trainers, or cuts layers across devices"
+    if why:
+        remedy = "Hold all parts in memory (device cpu), or some of them; or found a run with mode sync."
+        raise ConfigError("role", "all", "a run whose stages can take turns on a device", remedy, why=why)
 
 
 def check_strips(manifest: Manifest, devices: Sequence[torch.device]) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
@@ -32,6 +32,7 @@ from swarm.models.registry import family_of
 from swarm.models.spec import token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optim.part import TrainedPart
+from swarm.optim.swapped_part import Home
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.boundary import BoundarySpecs, CodecsAcross, StepCodecs
 from swarm.pipeline.compute import Bounds, EndsCompute, StageCompute
@@ -76,7 +77,8 @@ class PeerContext:
     ``held_out`` what it measures the loss of, ``how_to_join`` what people are told who must find somebody,
     ``files`` what this machine has of the model, ``activation_checkpointing`` and ``deferred_weights`` this peer's
     own choices. ``chance`` draws, from 0 to 1, what is audited. ``admission`` decides what others may call, and has
-    what admits this peer, in a run that not everybody may join."""
+    what admits this peer, in a run that not everybody may join. ``siblings`` are in this process,
+    now; ``home`` is where parts are that take turns on the device with this one."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -94,6 +96,8 @@ class PeerContext:
     deferred_weights: bool = True
     admission: AdmissionService | None = None
     chance: Callable[[], float] = random.SystemRandom().random
+    siblings: Collection[PeerId] = ()
+    home: Home | None = None
 
     @property
     def gate(self) -> CallGate | None:
@@ -166,7 +170,9 @@ class StageRole:
         self._memory.follow(roster)
         under_way = max(64, 16 * len(roster.trainers), min(most, self._memory.fits))
         mode = self._manifest.averaging.mode
-        self._defers = around.deferred_weights and mode == "sync" and not self._manifest.speed.overlaps
+        self._keeps_graphs = around.home is None  # else the part may be elsewhere by the time of the backward
+        defers = around.deferred_weights and self._keeps_graphs
+        self._defers = defers and mode == "sync" and not self._manifest.speed.overlaps
         part.defer_weight_gradients(self._defers)
         stages = columns_of(part.spec.name)
         servers = [self._server(stage, len(stages), under_way, roster) for stage in stages]
@@ -191,6 +197,7 @@ class StageRole:
             deferred_bytes=self._memory.deferrable() // of if self._defers else 0,
             mixture=family_of(manifest.model).mixture,
             hop=hop,
+            keeps_graphs=self._keeps_graphs,
         )
         compute = StageCompute(around.device.place(part), specs, around.device.torch_device)
         compute.most_loss = most_loss(manifest)
@@ -240,7 +247,8 @@ class TrainerRole:
         graph = 0 if part is None else graph_bytes(manifest.model, part.spec, size)
         at_once = min(manifest.step_microbatches, in_flight or journeys_of_a_trainer(specs))
         self.expected_graphs = (at_once if graph else 0, graph)
-        stages = roster.columns(near=self._peer)
+        self._siblings = around.siblings
+        stages = self._replicas(roster)
         self._wiring = Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed)
         ends = None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device)
         self._bounds = None if ends is None else ends.bounds
@@ -280,6 +288,12 @@ class TrainerRole:
             in_flight=InFlight(self._wiring, len(roster.trainers), most=journeys_of_a_trainer(specs), fixed=in_flight),
         )
 
+    def _replicas(self, roster: Roster) -> tuple[tuple[PeerId, ...], ...]:
+        """Return who computes this trainer's microbatches, by stage: a sibling where one is there, so that nothing of
+        them leaves this process, else whom the roster has."""
+        stages = roster.columns(near=self._peer)
+        return tuple(tuple(one for one in replicas if one in self._siblings) or replicas for replicas in stages)
+
     def _audits(self, around: PeerContext) -> Audits | None:
         """Return what has hops computed again, where the manifest says so."""
         if not around.manifest.verify.audit:
@@ -309,7 +323,7 @@ class TrainerRole:
         follows, trainers = (after, record.previous[:AFTER_CHARS]), len(roster.trainers)
         if self._peer in roster.unfed:
             trainers = self._manifest.step_microbatches + 1  # so that it feeds nothing early
-        stages = roster.columns(near=self._peer)
+        stages = self._replicas(roster)
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, stages, trainers, cursor, follows, roster.since)
         if self._held_out is not None:

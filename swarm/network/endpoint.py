@@ -238,6 +238,16 @@ class LibP2PEndpoint:
         """See :class:`~swarm.network.protocols.Endpoint`."""
         self._dispatcher.unmount(service)
 
+    def meet(self, other: LibP2PEndpoint) -> None:
+        """Call another endpoint of this process without the network from now on, and be called so, until one of them
+        closes."""
+        self._outgoing.here[other.peer], other._outgoing.here[self.peer] = other._incoming, self._incoming
+
+    def part(self, other: LibP2PEndpoint) -> None:
+        """Undo :meth:`meet`."""
+        self._outgoing.here.pop(other.peer, None)
+        other._outgoing.here.pop(self.peer, None)
+
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. Addresses that cannot be read or name another peer are
         ignored: they come from other peers."""
@@ -317,7 +327,8 @@ class LibP2PEndpoint:
         payload: Payload = b"",
         max_reply_bytes: int = 0,
     ) -> tuple[ReplyT, memoryview]:
-        """See :class:`~swarm.network.protocols.Endpoint`. A peer may call itself: same path, no daemon."""
+        """See :class:`~swarm.network.protocols.Endpoint`. A peer may call itself: same path, no daemon. So it is with
+        those that it met (:meth:`meet`)."""
         return await self._outgoing.introduction.call(target, rpc, body, timeout_s, payload, max_reply_bytes)
 
     async def _call(

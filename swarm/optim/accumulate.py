@@ -172,7 +172,8 @@ class OpenSums:
     in all. Memory: that many accumulators, from the beginning."""
 
     def __init__(self, make: Callable[[], Accumulator], window: int) -> None:
-        self._made = [make() for _ in range(window)]
+        self.made = [make() for _ in range(window)]
+        """All, open or not."""
         self._open: dict[int, Accumulator] = {}
 
     def __getitem__(self, step: int) -> Accumulator:
@@ -187,24 +188,24 @@ class OpenSums:
     @property
     def any(self) -> Accumulator:
         """Return one, for what all are asked alike."""
-        return self._made[0]
+        return self.made[0]
 
     def see_trainers(self, secret: int) -> None:
         """See :meth:`Accumulator.see_trainers`."""
-        for one in self._made:
+        for one in self.made:
             one.see_trainers(secret)
 
     @property
     def totals(self) -> list[Tensor]:
         """Return all sums, for who counts their memory."""
-        return [each for one in self._made for each in one.sums]
+        return [each for one in self.made for each in one.sums]
 
     def open(self, first: int) -> None:
         """These are open from now on: step ``first``, and those that may be fed ahead. What was added to those of them
         that were open stays."""
-        steps = range(first, first + len(self._made))
+        steps = range(first, first + len(self.made))
         kept = {step: one for step, one in self._open.items() if step in steps}
-        free = [one for one in self._made if all(one is not other for other in kept.values())]
+        free = [one for one in self.made if all(one is not other for other in kept.values())]
         for step in steps:
             if step not in kept:
                 kept[step] = free.pop()

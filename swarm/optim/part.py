@@ -244,7 +244,7 @@ class PartState:
         if plan is None:
             raise BugError("swap without prepare")
         kept = len(state) if self._lent else self._kept
-        after = tuple(torch.empty_like(vector) if at < kept else vector for at, vector in enumerate(state))
+        after = tuple(self._new_like(vector) if at < kept else vector for at, vector in enumerate(state))
         take_step(plan, state, after)
         if kept == 0:
             self._stepped()
@@ -274,6 +274,9 @@ class PartState:
 
     def _forget(self) -> None:
         """Another state comes, which need not follow the one that is held."""
+
+    def _new_like(self, vector: Tensor) -> Tensor:
+        return torch.empty_like(vector)
 
     def _become(self, state: Vectors, step: int) -> None:
         """Hold other vectors from now on, those of the state after this step."""
@@ -322,12 +325,15 @@ class TrainedPart(PartState):
         super().__init__(spec, family.layout(self._module), update, devices[0])
         number = spec.tensor if spec.tensor > 1 else len(devices)
         self.strips = strips_of(self._module, self.layout, family.tensor_plan, number, devices)
-        self._sums = OpenSums(lambda: Accumulator(self.layout, accumulator, devices[0], self.strips), window)
+        self._sums = OpenSums(lambda: self._new_sum(accumulator), window)
         self._window = window
         self._kept = window - 1
         self._modules, self._versions = [self._module], dict[int, PartModule]()
         self._defers = False
         self.feedback = ErrorFeedback()
+
+    def _new_sum(self, accumulator: AccumulatorDType) -> Accumulator:
+        return Accumulator(self.layout, accumulator, self._device, self.strips)
 
     def install_base(self, stored: Mapping[str, Stored]) -> None:
         """Have the frozen weights of a part that trains adapters: once, before :meth:`install`. Raises StateError."""

@@ -27,6 +27,7 @@ MUST: Mapping[str, Mapping[str, object]] = {
     "hf": {"swarms_bit_equal": 1, "replicas_killed": 2, "exports_differing": 0},
     "lora": {"runs_bit_equal": 1, "replicas_killed": 2, "bases_changed": 0, "adapters_differing": 0},
     "merging-models": {"unit_equal": 1, "cases": 1},
+    "solo": {"max_abs_diff": 0.0},
     "delink": {"switch_difference": 0.0},
     "tensor": {"degrees_equal": 1},
     "variants": {"bytes_over_dense": 1.0},

@@ -40,10 +40,12 @@ class Outgoing:
         incoming: StreamServer,
         timeout_s: float,
     ) -> None:
-        """A dial takes ``timeout_s`` at most. What we call ourselves goes straight to ``incoming``. Anyone who sets
+        """A dial takes ``timeout_s`` at most. Our own calls go straight to ``incoming``. Anyone who sets
         ``on_lost`` is told of the peer to whom a stream broke; ``introduction`` is what is said to who asks for it."""
         self._me, self.dialler, self._supervisor = me, dialler, supervisor
         self._incoming, self._timeout_s = incoming, timeout_s
+        self.here: dict[PeerId, StreamServer] = {me: incoming}
+        """Who is in this process, ourselves among them: what we call there meets no network."""
         self._callers: dict[_Key, CallerStream] = {}
         self._dials: dict[_Key, asyncio.Task[CallerStream]] = {}
         self._outdated: set[_Key] = set()  # what is being dialled begins on a connection that there is a better one to
@@ -136,8 +138,8 @@ class Outgoing:
             self._callers[key] = dial.result()
 
     async def _dial(self, target: PeerId, protocol: str) -> CallerStream:
-        if target == self._me:
-            return await self._dial_self(protocol)
+        if (served := self.here.get(target)) is not None:
+            return await self._dial_here(target, served, protocol)
         try:
             async with asyncio.timeout(self._timeout_s):
                 reader, writer = await self._supervisor.through(lambda: self.dialler.open_stream(target, protocol))
@@ -146,10 +148,10 @@ class Outgoing:
         enlarge(writer)
         return await CallerStream.over(target, self._incoming.meter, reader, writer, lost=self.on_lost)
 
-    async def _dial_self(self, protocol: str) -> CallerStream:
+    async def _dial_here(self, target: PeerId, served: StreamServer, protocol: str) -> CallerStream:
         ours, theirs = socket.socketpair()
-        self._incoming.accept(self._me, protocol, *await asyncio.open_connection(sock=theirs))
-        return await CallerStream.over(self._me, self._incoming.meter, *await asyncio.open_connection(sock=ours))
+        served.accept(self._me, protocol, *await asyncio.open_connection(sock=theirs))
+        return await CallerStream.over(target, self._incoming.meter, *await asyncio.open_connection(sock=ours))
 
 
 # --- streams that other peers opened to us ---------------------------------------------------------------------------

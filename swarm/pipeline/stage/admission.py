@@ -65,6 +65,7 @@ class StageSettings:
     deferred_bytes: int = 0
     mixture: bool = False
     hop: int = 0
+    keeps_graphs: bool = True
 
     @property
     def max_ahead(self) -> int:

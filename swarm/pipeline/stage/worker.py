@@ -148,7 +148,7 @@ class Worker:
         output, graph = await self._context.device.run_phases(compute())
         if state.dropped:
             return
-        follows = state.computed(output, graph)
+        follows = state.computed(output, graph if self._settings.keeps_graphs else None)
         if follows.action is Action.QUEUE_BACKWARD:
             self.queue("backward", state)
         if follows.action is not Action.TELL_FORWARD:
@@ -176,10 +176,11 @@ class Worker:
         self._hand_back(state, result.gradient, partial(self._sender.report_backward, state, took))
 
     async def _graph(self, state: MicrobatchState, material: Material) -> Graph | None:
-        """Return what backward needs. Where nothing is held the forward is computed here: its output, which others had
-        sent on before, is in the receipt, too, by which this hop is judged."""
+        """Return what backward needs; None where that computes the forward itself. Where nothing is held the forward is
+        computed here: its output, which others had sent on before, is in the receipt, too, by which this hop is
+        judged."""
         output, graph = state.tensors.output, state.take_graph()
-        if graph is None and not self._settings.computes_loss:
+        if graph is None and output is None and not self._settings.computes_loss:
             again = self._context.compute.forward(material.input, material.seed, material.work, first=material.first)
             output, graph = await self._compute(state, again, nullcontext())
         if output is not None and state.hashes.output == NOTHING:

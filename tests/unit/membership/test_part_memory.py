@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from swarm.membership import memory as accounts
 from swarm.membership import part_memory, rules
 from swarm.membership.parts import build_empty, check_strips
 from swarm.models.registry import family_of
+from swarm.optim.swapped_part import Home
 from swarm.planning.costs import GRAPH_SHARE, ROUND_BYTES, apart_bytes, graph_bytes, training_bytes
 from swarm.sim import device as sim_device
 from swarm.sim.device import InlineDevice
@@ -25,7 +27,7 @@ from tests.harness.rigs.membership import manifest as manifest_of
 
 def around_of(manifest: Any) -> Any:
     device = InlineDevice(torch.device("cpu"))
-    return SimpleNamespace(manifest=manifest, device=device)
+    return SimpleNamespace(manifest=manifest, device=device, home=None)
 
 
 def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +40,15 @@ def test_part_that_does_not_fit_is_refused_with_what_is_missing(monkeypatch: pyt
         part_memory.check_memory(around, name)
     monkeypatch.setattr(sim_device, "free_memory", lambda device: needed)
     part_memory.check_memory(around, name)
+
+
+def test_part_whose_state_is_on_a_disk_has_to_fit_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    around = around_of(manifest_of())
+    around.home = Home(directory=tmp_path)
+    assert part_memory.lacking_memory(around, PartName("stage-0")) == ""
+    monkeypatch.setattr(part_memory, "free_bytes", lambda directory: 1)
+    found = part_memory.lacking_memory(around, PartName("stage-0"))
+    assert found.endswith(f"and 1 B of the disk of {tmp_path} are free here")
 
 
 class Accelerator(InlineDevice):
@@ -62,7 +73,7 @@ def test_part_has_to_fit_into_a_gpu_and_what_lies_beside_it_into_the_machine() -
     assert 0 < own < both
 
     def lacking(kind: str, host: int, own: int) -> str:
-        around = SimpleNamespace(manifest=manifest, device=Accelerator(kind, host, own))
+        around = SimpleNamespace(manifest=manifest, device=Accelerator(kind, host, own), home=None)
         return part_memory.lacking_memory(cast(Any, around), name)
 
     assert lacking("cuda:1", both - own, own) == ""
@@ -85,7 +96,7 @@ def test_what_a_part_and_a_copy_take_is_computed_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(accounts, "copy_bytes", counted(accounts.copy_bytes))
     monkeypatch.setattr(accounts, "copies_of", lambda *_: (PartName("stage-1"),))
     endpoint = SimpleNamespace(peer="me")
-    around = SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu")), endpoint=endpoint)
+    around = SimpleNamespace(manifest=manifest, device=InlineDevice(torch.device("cpu")), endpoint=endpoint, home=None)
     run: Any = SimpleNamespace(around=around, position=SimpleNamespace(roster=("me",)))
     specs = [rules.spec_of(manifest, PartName(name)) for name in ("stage-0", "stage-0", "ends", "stage-0")]
     held = [SimpleNamespace(spec=spec, tensors=dict) for spec in specs]
@@ -144,7 +155,7 @@ async def test_devices_among_which_nothing_can_be_shared_are_refused(layers: int
     """What is not a number of heads, or has no layers."""
     manifest, three = manifest_of(), Several(3)
     with pytest.raises(ConfigError, match="attention heads" if layers else "nothing of ends can be cut") as refused:
-        await build_empty(cast(Any, SimpleNamespace(manifest=manifest, device=three)),
+        await build_empty(cast(Any, SimpleNamespace(manifest=manifest, device=three, home=None)),
                           PartName("stage-0" if layers else "ends"))  # fmt: skip
     assert refused.value.key == "device"
 

@@ -12,6 +12,7 @@ import pytest
 from peers import reaching
 from peers.exit_codes import EXIT_UNREACHABLE, exit_code_of
 from peers.guards import watch_daemon
+from peers.household import Household
 from peers.node import MAX_DESCRIPTORS, Node, allow_descriptors
 from peers.orders import Orders
 from peers.settings import PeerSettings
@@ -40,7 +41,7 @@ class _Endpoint:
 def _node(tmp_path: Path) -> Node:
     settings = PeerSettings(home=tmp_path, role="stage", name="brave-otter")
     identity = load_or_create(tmp_path / "identity.key")
-    return Node(settings, identity, NullSink(), SystemClock(), Orders(settings.options.grace))
+    return Node(settings, identity, NullSink(), SystemClock(), Household(Orders(settings.options.grace)))
 
 
 async def test_node_whose_daemon_is_not_replaced_ends_saying_what_to_check_and_do() -> None:

@@ -51,6 +51,7 @@ SAID: dict[str, Any] = {
     "max_upload": "20mbit",
     "max_download": "2.5MB",
     "threads": 7,
+    "state": "disk",
     "activation_checkpointing": "on",
     "deferred_weights": "off",
     "checkpoints": "kept/{run}",
@@ -68,7 +69,7 @@ SAID: dict[str, Any] = {
     "report_dir": "reports",
 }
 """A value of each that is not its default, as a file has it."""
-BESIDE = {"eval": {"role": "trainer"}, "preemption_url": {"preemption": "auto"}}
+BESIDE = {"eval": {"role": "trainer"}, "state": {"role": "all"}, "preemption_url": {"preemption": "auto"}}
 """What a setting needs that others have said."""
 WRONG: dict[str, Any] = {
     "invite": "x" * 9000,
@@ -98,6 +99,7 @@ WRONG: dict[str, Any] = {
     "max_upload": "20Mb",
     "max_download": "64kbit",
     "threads": "0",
+    "state": "tape",
     "activation_checkpointing": "yes",
     "deferred_weights": "auto",
     "checkpoints": "",

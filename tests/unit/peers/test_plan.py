@@ -63,6 +63,17 @@ def test_plan_sets_devices_of_one_peer_beside_the_cut_by_layers(tmp_path: Path, 
     assert told.endswith("cut layers first") == (not found["worth_it"])
 
 
+def test_plan_has_machines_on_thin_links_hold_every_part(tmp_path: Path, typed: Typed) -> None:
+    file = tmp_path / "gpus.toml"
+    found = {}
+    for links in ("1", "1000000"):
+        file.write_text(GPU.replace("down_mbit = 200", f"down_mbit = {links}\nup_mbit = {links}"))
+        told = typed("plan", "tiny", "--peers", file)
+        found[links] = [line for line in told.out.splitlines() if line.startswith("links ")]
+    assert [len(found[links]) for links in ("1", "1000000")] == [1, 0]
+    assert found["1"][0].endswith("hold every part there, with --role all")
+
+
 def test_plan_as_json_holds_together(peers: Path, typed: Typed) -> None:
     document = typed("plan", "tiny", "--peers", peers, "--json").json
     json.dumps(document, allow_nan=False)
