@@ -27,7 +27,6 @@ DENSE = GptConfig(vocab_size=300, dim=64, layers=4, heads=2, context=64)
 MODELS: dict[str, dict[str, Any]] = {
     "sparse": {"sparsity": 0.75},
     "narrower": {"dim": 36, "ffn_dim": 124},
-    "shallower": {"layers": 1, "ffn_dim": 216},
 }
 """Of no fewer bytes than the sparse one, those of both ends among them: what sets each apart from the dense model."""
 
