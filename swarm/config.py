@@ -27,7 +27,16 @@ from swarm.disk import read_named
 from swarm.errors import ConfigError, OtherWire
 from swarm.ids import ENDS, PartName, PeerId, RunId, shared_part
 from swarm.models.gpt_config import GptConfig
-from swarm.models.registry import AnyModel, config_type, delinked_at, expert_interval, family_of, shares, steering
+from swarm.models.registry import (
+    AnyModel,
+    config_type,
+    delinked_at,
+    expert_interval,
+    family_of,
+    shares,
+    sparsity,
+    steering,
+)
 from swarm.models.spec import DOMAIN, SplitConfig, split_layers
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.schedules import MUON_WIDTH, OptimizerConfig
@@ -325,6 +334,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_routes(manifest)
     check_shared(manifest)
     check_steering(manifest)
+    check_sparsity(manifest)
     parent = manifest.run.parent
     if parent is not None and parent.step >= manifest.run.steps:
         raise ConfigError(
@@ -627,6 +637,17 @@ def check_steering(manifest: Manifest) -> None:
         if value != wanted:
             raise ConfigError(key, value, f'"{wanted}" with model.balance.kind = "bias"',
                               f'Leave {key} out, or set model.balance.kind = "aux".', why=why)  # fmt: skip
+
+
+def check_sparsity(manifest: Manifest) -> None:
+    """Check whether this run can train some weights of each matrix alone. Raises ConfigError."""
+    key, share, optimizer = "model.sparsity", sparsity(manifest.model), manifest.optimizer.name
+    if share and optimizer in ("muon", "adafactor"):
+        raise ConfigError(key, share, f'0 with optimizer.name = "{optimizer}"', "Leave one of them out.",
+                          why=f"{manifest.optimizer.described} looks at whole columns of a matrix")  # fmt: skip
+    if share and manifest.split.tensor > 1:
+        raise ConfigError(key, share, f"0 with split.tensor = {manifest.split.tensor}", "Leave one of them out.",
+                          why="sparse matrices stay whole on one device")  # fmt: skip
 
 
 def check_admission(admission: AdmissionConfig) -> None:

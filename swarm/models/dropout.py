@@ -66,9 +66,14 @@ def keep_mask(shape: torch.Size, probability: float, *, key: int, device: torch.
     elements = shape.numel()
     if elements > _MAX_ELEMENTS:
         raise BugError(f"a dropout mask of {elements} elements: the hash tells only {_MAX_ELEMENTS} apart")
+    return (hashed(elements, key, device) >= int(probability * (_MASK + 1))).view(shape)
+
+
+def hashed(elements: int, key: int, device: torch.device) -> Tensor:
+    """Return a number below 2³² for each of so many elements, at most 2³², by a key of 64 bits: int64 (elements,), the
+    same on every device."""
     index = torch.arange(elements, dtype=torch.int64, device=device)
-    mixed = _hash32(_hash32(index ^ (key & _MASK)) ^ (key >> 32))
-    return (mixed >= int(probability * (_MASK + 1))).view(shape)
+    return _hash32(_hash32(index ^ (key & _MASK)) ^ (key >> 32))
 
 
 def _key(seed: int, layer: int | str, place: int) -> int:

@@ -79,6 +79,8 @@ class GptConfig(Section):
     """Times its even share of a microbatch's tokens that an expert takes in training; further ones pass the layer
     unchanged. 0: it takes all."""
     balance: Annotated[BalanceConfig, Field(exclude_if=lambda value: value == STANDARD)] = STANDARD
+    sparsity: Annotated[float, Field(ge=0, le=0.99, exclude_if=operator.not_)] = 0.0
+    """Share of the weights of the blocks' matrices that are always 0, and nobody trains, sends or keeps; 0: none."""
     lora: Annotated[LoraConfig | None, Field(exclude_if=lambda value: value is None)] = None
 
     @property
@@ -138,6 +140,11 @@ class GptConfig(Section):
         if self.share != "none" and self.lora is not None:
             why = "adapters are of the layers of one stage"
             raise ConfigError("model.share", self.share, '"none" with model.lora', "Leave it out.", why=why)
+        if self.sparsity and (self.lora is not None or self.share != "none"):
+            key, why = "model.share", "which weights there are differs from layer to layer"
+            if self.lora is not None:
+                key, why = "model.lora", "adapters are beside whole matrices"
+            raise ConfigError("model.sparsity", self.sparsity, f"0 with {key}", f"Leave it out, or {key}.", why=why)
         self._check_experts()
         targets = () if self.lora is None else self.lora.targets
         if targets and not any(name.rpartition(".")[2] in LINEAR for name in targets):

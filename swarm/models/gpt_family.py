@@ -19,7 +19,8 @@ from swarm.ids import ENDS
 from swarm.models.experts import STEERED, TOLD
 from swarm.models.family import ModelFamily, PartCost, PartModule
 from swarm.models.gpt import Ends, Stage
-from swarm.models.gpt_config import GptConfig
+from swarm.models.gpt_config import LINEAR, GptConfig
+from swarm.models.sparse import make_sparse, spread, survivors
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.models.strips import COLUMNS, ROWS, TensorPlan
 
@@ -40,7 +41,8 @@ class GptFamily(ModelFamily):
         shared = "" if model.share == "none" else f", the same in all stages{until}"
         mixed = sum(map(model.has_experts, range(model.layers)))
         experts = f", {mixed} of them with {model.experts} experts, {model.top_k} a token" if mixed else ""
-        return f"{blocks} of width {model.dim}{experts}, context {model.context}, computed in {model.compute}{shared}"
+        width = f"width {model.dim}" + (f", {1 - model.sparsity:.3g} of their weights" if model.sparsity else "")
+        return f"{blocks} of {width}{experts}, context {model.context}, computed in {model.compute}{shared}"
 
     @property
     def mixing(self) -> str:
@@ -69,6 +71,15 @@ class GptFamily(ModelFamily):
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`: :class:`~swarm.models.gpt.Ends` or
         :class:`~swarm.models.gpt.Stage`."""
+        part = self.dense(spec)
+        if self._model.sparsity:
+            for path, module in part.named_modules():
+                if _is_sparse(name := f"{path}.weight"):
+                    make_sparse(module, name, self._model.sparsity)
+        return part
+
+    def dense(self, spec: PartSpec) -> PartModule:
+        """See :class:`~swarm.models.family.ModelFamily`."""
         with torch.device("meta"):
             return Ends(self._model) if spec.name == ENDS else Stage(self._model, spec)
 
@@ -78,34 +89,47 @@ class GptFamily(ModelFamily):
 
     def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
         """See :class:`~swarm.models.family.ModelFamily`. Norms are 1, tallies 0; matrices normal with deviation 0.02,
-        those that write to the residual stream divided by √(2·layers) (GPT-2, Radford et al. 2019, §2.3)."""
+        those that write to the residual stream divided by √(2·layers) (GPT-2, Radford et al. 2019, §2.3), and all of
+        which few weights are left larger, so that what they answer is as large."""
         shapes = {name: tuple(p.shape) for name, p in self.build(spec or self.whole).named_parameters()}
         return {name: _draw(self._model, seed, name, shape) for name, shape in shapes.items()}
 
     def tensor_plan(self) -> TensorPlan:
-        """See :class:`~swarm.models.family.ModelFamily`: attention by heads, feed-forward by inner columns."""
-        return TensorPlan(_STYLES, self._model.heads, self._model.key_value_heads)
+        """See :class:`~swarm.models.family.ModelFamily`: attention by heads, feed-forward by inner columns;
+        sparse matrices stay whole."""
+        return (
+            TensorPlan()
+            if self._model.sparsity
+            else TensorPlan(_STYLES, self._model.heads, self._model.key_value_heads)
+        )
 
     def cost(self, spec: PartSpec, sequence: int) -> PartCost:
         """See :class:`~swarm.models.family.ModelFamily`.
 
-        The forward is its matrices, those of as many experts as a token passes, and causal attention over half of
-        ``sequence`` on average (scores and mixing: 2 · 2 · D · T/2). Norms, rotary and activations are left out: below
-        1 % from D = 512 on.
+        The forward is its matrices, sparse ones as if whole, those of as many experts as a token passes, and causal
+        attention over half of ``sequence`` on average (scores and mixing: 2 · 2 · D · T/2). Norms, rotary and
+        activations are left out: below 1 % from D = 512 on.
         """
         model, layers = self._model, spec.last_layer - spec.first_layer
         mixed = sum(map(model.has_experts, range(spec.first_layer, spec.last_layer)))
-        narrow, feed_forward = model.key_value_heads * model.head_dim, 3 * model.dim * model.feed_forward_dim
-        attention, router = 2 * model.dim * (model.dim + narrow), model.experts * model.dim
         table, ends = model.vocab_size * model.dim, spec.head * model.dim
-        held = layers * attention + (layers - mixed) * feed_forward + mixed * (model.experts * feed_forward + router)
-        used = layers * attention + (layers - mixed) * feed_forward + mixed * (model.top_k * feed_forward + router)
         tallies = mixed * (model.experts * (model.steering > 0) + 2 * (model.capacity > 0))
+        held, used = (self._in_matrices(layers, mixed, each, model.sparsity) for each in (model.experts, model.top_k))
+        passed = self._in_matrices(layers, mixed, model.top_k, 0.0)
         return PartCost(
             parameters=held + layers * 2 * model.dim + tallies + (spec.embedding + spec.head) * table + ends,
             idle=held - used,
-            forward_flops=2 * (used + spec.head * table) + layers * 2 * model.dim * sequence,
+            forward_flops=2 * (passed + spec.head * table) + layers * 2 * model.dim * sequence,
         )
+
+    def _in_matrices(self, layers: int, mixed: int, experts: int, sparsity: float) -> int:
+        """Count the weights of the matrices of so many layers, of which some have so many experts each."""
+        model = self._model
+        narrow, inner = model.key_value_heads * model.head_dim, model.feed_forward_dim
+        of_dim, of_inner = survivors(model.dim, sparsity), survivors(inner, sparsity)
+        attention, feed_forward = 2 * of_dim * (model.dim + narrow), 2 * inner * of_dim + model.dim * of_inner
+        router = model.experts * model.dim
+        return layers * attention + (layers - mixed) * feed_forward + mixed * (experts * feed_forward + router)
 
     def used_share(self, name: str, parameter: Tensor) -> float:
         """See :class:`~swarm.models.family.ModelFamily`."""
@@ -135,7 +159,13 @@ class GptFamily(ModelFamily):
 
     def export_weights(self, spec: PartSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See :class:`~swarm.models.family.ModelFamily`: the same tensors under a Llama's names; of an ERNIE, whose
-        rotary pairs are neighbours, queries and keys in another order."""
+        rotary pairs are neighbours, queries and keys in another order. Sparse matrices are whole, with zeros."""
+        if self._model.sparsity:
+            wide, inner = self._model.dim, self._model.feed_forward_dim
+            weights = {
+                name: spread(name, one, inner if name.endswith(".down.weight") else wide) if _is_sparse(name) else one
+                for name, one in weights.items()
+            }
         if not self._model.experts:
             return {_llama_name(name): tensor for name, tensor in weights.items()}
         mixed = filter(self._model.has_experts, range(spec.first_layer, spec.last_layer))
@@ -158,6 +188,11 @@ _RESIDUAL = (".attention.output.weight", ".down.weight")
 _EXPERT = ".feed_forward.experts."
 
 
+def _is_sparse(name: str) -> bool:
+    """Return whether a parameter is a matrix of which a sparse model has some weights alone."""
+    return name.split(".")[-2] in LINEAR
+
+
 def _draw(model: GptConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     if name.endswith((STEERED, TOLD)):
         return torch.zeros(shape, dtype=torch.float32)
@@ -165,6 +200,8 @@ def _draw(model: GptConfig, seed: int, name: str, shape: tuple[int, ...]) -> Ten
         return torch.ones(shape, dtype=torch.float32)
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
     std = _STD / math.sqrt(2 * model.layers) if name.endswith(_RESIDUAL) else _STD
+    if model.sparsity and _is_sparse(name):
+        std /= math.sqrt(1.0 - model.sparsity)
     values = np.random.Generator(np.random.PCG64(key)).standard_normal(shape, dtype=np.float32)
     values *= np.float32(std)
     return torch.from_numpy(values)

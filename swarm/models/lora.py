@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -187,19 +187,18 @@ def _drawn(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 # --- one linear module -----------------------------------------------------------------------------------------------
-# The module stays what it is, so that whatever looks at it finds it; only what it computes is another.
+# The module stays what it is, so that whatever looks at it finds it; only what it computes is another. That is no
+# function of its own: a copy of the part, which holds the parameters of another step, must use its own adapters.
 
 
 def _heed_seed(part: Any) -> None:
     """Have the adapters of a part drop by the seed that its forward is given: its layers do not hand it on."""
-    plain = part.forward
+    part.forward = partial(_with_drops, part.forward)
 
-    def forward(x: Tensor, seed: int | None = None) -> Tensor:
-        with dropping(seed):
-            answer: Tensor = plain(x, seed)
-        return answer
 
-    part.forward = forward
+def _with_drops(plain: Callable[[Tensor, int | None], Tensor], x: Tensor, seed: int | None = None) -> Tensor:
+    with dropping(seed):
+        return plain(x, seed)
 
 
 def _adapt(module: Any, lora: LoraConfig, path: str) -> None:
@@ -209,31 +208,31 @@ def _adapt(module: Any, lora: LoraConfig, path: str) -> None:
     module.lora_a = nn.Parameter(torch.empty((lora.rank, columns), dtype=kind, device="meta"))
     module.lora_b = nn.Parameter(torch.empty((rows, lora.rank), dtype=kind, device="meta"))
     module.plain = partial(type(module).forward, module)
+    module.forward = partial(_adapted, module, lora, path)
 
-    def forward(x: Tensor) -> Tensor:
-        seen = dropout(x, lora.dropout, seed=seed_of_drops(), layer=path)
-        change = recorded_linear(recorded_linear(seen, module.lora_a), module.lora_b)
-        answer: Tensor = module.plain(x) + change * lora.scale
-        return answer
 
-    module.forward = forward
+def _adapted(module: Any, lora: LoraConfig, path: str, x: Tensor) -> Tensor:
+    seen = dropout(x, lora.dropout, seed=seed_of_drops(), layer=path)
+    change = recorded_linear(recorded_linear(seen, module.lora_a), module.lora_b)
+    answer: Tensor = module.plain(x) + change * lora.scale
+    return answer
 
 
 def _store_apart(module: Any) -> None:
     """Have a linear module use a weight that is stored smaller than it is computed with (:func:`install_base`)."""
-    upright = stands_upright(module)
     module.weight, module.stored = None, None
-
-    def plain(x: Tensor) -> Tensor:
-        if module.stored is None:
-            raise BugError("a part with frozen weights was used before they were installed")
-        answer: Tensor = _StoredLinear.apply(x, module.stored, upright)  # type: ignore[no-untyped-call]
-        return answer if module.bias is None else answer + module.bias
-
+    plain = partial(_stored, module, stands_upright(module))
     if hasattr(module, "lora_a"):
         module.plain = plain
     else:
         module.forward = plain
+
+
+def _stored(module: Any, upright: bool, x: Tensor) -> Tensor:
+    if module.stored is None:
+        raise BugError("a part with frozen weights was used before they were installed")
+    answer: Tensor = _StoredLinear.apply(x, module.stored, upright)  # type: ignore[no-untyped-call]
+    return answer if module.bias is None else answer + module.bias
 
 
 class _StoredLinear(torch.autograd.Function):

@@ -90,6 +90,12 @@ def steering(model: ModelConfig) -> float:
     return rate
 
 
+def sparsity(model: ModelConfig) -> float:
+    """Return the share of weights of the model's layers that there are none of."""
+    share: float = getattr(model, "sparsity", 0.0)  # a family that has no such key has all
+    return share
+
+
 # --- the manifest's [model] ------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import math
 from typing import Literal
 
 from swarm.columns import host_parts
-from swarm.models.registry import family_of
+from swarm.models.registry import family_of, sparsity
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -78,10 +78,10 @@ def bytes_by_kind(
     """Bytes a parameter that who trains a part holds: ``vectors`` of the optimizer's state, the weights among them, and
     the sum of a step; in bfloat16, or on a device ``apart`` from the host, a copy of the weights. ``exact`` sums are
     float64, and who trains ``local`` steps keeps what it began with, too. Who feeds steps early (``overlap``) has the
-    weights of two states and the sums of two steps."""
+    weights of two states and the sums of two steps. Of a sparse model a byte says where a parameter stands."""
     copied, states = 2 if model.compute == "bfloat16" else 4 if apart else 0, 2 if overlap else 1
     return {
-        "weights": states * (4 + copied) + (4 if local else 0),
+        "weights": states * (4 + copied + bool(sparsity(model))) + (4 if local else 0),
         "optimizer": 4 * (vectors - 1) + (8 if local else 0),
         "gradients": states * (8 if exact else 4),
         "round": ROUND_BYTES,
@@ -100,7 +100,7 @@ def apart_bytes(
     that are computed with, the sum of gradients, and what is frozen. The rest of :func:`bytes_by_kind` lies on the
     host. Of several ``devices`` that the part is cut across the first takes the most: this."""
     each, cost = (
-        (2 if model.compute == "bfloat16" else 4) + (8 if exact else 4),
+        (2 if model.compute == "bfloat16" else 4) + (8 if exact else 4) + bool(sparsity(model)),
         family_of(model).cost(spec, model.context),
     )
     share = 1.0 if devices == 1 else 1.0 - cut_share(model, spec) * (1.0 - 1.0 / devices)

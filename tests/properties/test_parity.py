@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from peers.chaos.faults import Kill, Restart
 from peers.chaos.plan import On, Strike
 from peers.simulate.sim_swarm import SimSwarm
 from swarm.consensus.records import CloseRecord
 from swarm.events import ChoicesDropped
+from swarm.models.registry import family_of
 from swarm.sim.links import Links
 from tests.benchmarks._parity_replay import ExactLoop, replay
 from tests.benchmarks._parity_run import TrainedRun, read_history
@@ -96,6 +98,21 @@ def test_run_with_experts_trains_the_plain_loops_bits_though_a_host_is_killed(tm
     whole = [each for each in steps.values() if sum(event.choices for event in each) == 2 * 4 * 8]
     assert whole, "where all hosts of a step tell, they tell of the tokens of four microbatches at two stages"
     assert any(event.without_room for event in told)
+
+
+def test_sparse_run_trains_the_plain_loops_bits_though_a_host_is_killed(tmp_path: Path) -> None:
+    """What is no weight is exactly 0 at the end, and all that is one has moved."""
+    run, swarm = lived(tmp_path, *KILLS[:1], BACK, model=SMALL["model"] | {"sparsity": 0.75})
+    assert swarm.is_dead("host-1")
+    assert differing(run, run.records) == []
+    family = family_of(run.manifest.model)
+    weights, begun = replay(run, ExactLoop(run.manifest)).weights, family.initial_weights(run.manifest.run.seed)
+    for name, trained in family.export_weights(family.whole, weights).items():
+        before = family.export_weights(family.whole, begun)[name]
+        assert not torch.equal(trained, before)
+        if "_proj" in name:
+            assert torch.equal(trained == 0, before == 0)
+            assert ((before != 0).sum(1) == before.shape[1] // 4).all()
 
 
 @pytest.mark.promise("variants 0.0 with kills")

@@ -418,6 +418,35 @@ def test_manifest_without_experts_says_nothing_of_them_and_one_with_them_has_ano
     assert parse_manifest(document(model=MIXED, **aside), "a test").averaging.codec == "int8"
 
 
+@pytest.mark.parametrize(
+    ("key", "sections", "words"),
+    [
+        ("model.sparsity", {"model": {"sparsity": 1.0}}, "0.99"),
+        ("model.sparsity", {"model": {"sparsity": -0.1}}, "0"),
+        ("model.sparsity", {"model": {"sparsity": 0.75, "lora": {"rank": 4}}}, "adapters are beside whole matrices"),
+        ("model.sparsity", {"model": {"sparsity": 0.75, "layers": 4, "share": "stages"}}, "from layer to layer"),
+        ("model.sparsity", {"model": {"sparsity": 0.75}, "optimizer": {"name": "muon"}}, "Muon looks at"),
+        ("model.sparsity", {"model": {"sparsity": 0.75}, "optimizer": {"name": "adafactor"}}, "Adafactor looks at"),
+        ("model.sparsity", {"model": {"sparsity": 0.75}, "split": {"tensor": 2}}, "stay whole on one device"),
+        (None, {"model": {"sparsity": 0.75}, "optimizer": {"name": "sgd"}}, ""),
+        (None, {"model": {"sparsity": 0.75, **MIXED}}, ""),
+    ],
+)
+def test_sparse_models_that_cannot_be_trained_are_refused(
+    key: str | None, sections: dict[str, Any], words: str
+) -> None:
+    if key is None:
+        assert parse_manifest(document(**sections), "a test").run_id != parse_manifest(document(), "a test").run_id
+        return
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_manifest(document(**sections), "a test")
+    assert caught.value.key == key
+
+
+def test_manifest_of_a_model_that_is_not_sparse_says_nothing_of_it() -> None:
+    assert "sparsity" not in parse_manifest(document(), "a test").model_dump()["model"]
+
+
 OWN = {"variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "own": {"code": "acme"}}
 
 

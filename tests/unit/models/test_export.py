@@ -26,6 +26,8 @@ MIXED = ODD.model_copy(
     update={"experts": 5, "top_k": 2, "expert_every": 3, "balance": BalanceConfig(kind="bias", rate=0.1)}
 )
 
+SPARSE = {"sparsity": 0.7}
+
 
 def ours(model: GptConfig) -> PartModule:
     """The whole model, with weights as large as those of a trained one."""
@@ -59,18 +61,20 @@ def theirs(model: GptConfig, split: SplitConfig, attention: str) -> Any:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("ends", ["private", "hosted"])
+@pytest.mark.parametrize("changes", [{}, SPARSE])
 @torch.no_grad()
-def test_llama_of_our_parts_has_our_logits(ends: str, attention: str) -> None:
+def test_llama_of_our_parts_has_our_logits(changes: dict[str, Any], ends: str, attention: str) -> None:
+    model = ODD.model_copy(update=changes)
     tokens = torch.randint(0, ODD.vocab_size, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
-    gpt = ours(ODD)
+    gpt = ours(model)
     expected = gpt.logits(gpt(tokens))
-    found = theirs(ODD, SplitConfig(stages=2, ends=ends), attention)(tokens).logits
+    found = theirs(model, SplitConfig(stages=2, ends=ends), attention)(tokens).logits
     assert expected.abs().max() > 1
     assert (found - expected).abs().max() <= 1e-5
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("changes", [{}, {"top_k": 1, "expert_every": 1}, {"balance": BalanceConfig()}])
+@pytest.mark.parametrize("changes", [{}, {"top_k": 1, "expert_every": 1}, {"balance": BalanceConfig()}, SPARSE])
 @torch.no_grad()
 def test_ernie_of_our_parts_with_experts_has_our_logits(changes: dict[str, Any], tmp_path: Path) -> None:
     """Loaded from files, whose tensors transformers stacks."""

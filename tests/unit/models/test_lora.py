@@ -18,8 +18,13 @@ from swarm.models.lora_config import BaseDType, LoraConfig
 from swarm.models.passes import run_backward, run_embedding, run_forward, run_head
 from swarm.models.registry import family_of
 from swarm.models.spec import PartSpec, SplitConfig
+from swarm.optim.adamw import AdamW
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.state.snapshot import initial_snapshot
 from tests.harness.rigs.foreign import foreign_model
 from tests.harness.rigs.models import MODEL
+from tests.harness.rigs.optim import work
 
 CPU, SPLIT = torch.device("cpu"), SplitConfig(stages=2)
 MODELS: dict[str, Any] = {
@@ -89,6 +94,32 @@ def test_adapted_parts_compute_what_the_merged_model_does(name: str, base: BaseD
         found.append((total, output, back))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("base", ["float32", "nf4"])
+@pytest.mark.parametrize("name", ["gpt", "gpt2"])
+def test_trained_part_of_two_steps_computes_each_with_its_own_adapters(name: str, base: BaseDType) -> None:
+    """A step that is fed early has the parameters of the state before."""
+    model = with_lora(name, base=base, dropout=0.1)
+    adapted = family(model)
+    spec, *_ = adapted.parts(SPLIT)
+    part = TrainedPart(spec, model, AdamW(OptimizerConfig()), window=2)
+    part.install_base(stored(adapted, spec))
+    part.install(initial_snapshot(spec.name, part.layout, adapters_for(adapted, spec)))
+    x, outputs = torch.randn(adapted.boundary(2, 8).shape, generator=torch.Generator().manual_seed(2)), []
+    for step in range(1, 4):
+        output, graph = part.forward(x, seed=7)
+        assert graph is not None
+        assert torch.equal(part.forward(x, seed=7, graph=False)[0], output)
+        outputs.append(output)
+        _, gradients = part.backward(graph, x)
+        part.accumulate(work(0, step), gradients)
+        part.prepare(part.gradient_sum(), lr=1e-2, clip=1.0, step=step)
+        part.swap()
+        late, _ = part.forward(x, seed=7, work=work(0, step + 1, early=True))
+        assert torch.equal(late, output), "the parameters of the state before"
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[1], outputs[2])
 
 
 @pytest.mark.parametrize("name", MODELS)
