@@ -28,6 +28,10 @@ OTHERS, SLOWER, LATER_S = 2, 8.0, 5.0
 """Of so many others at least: who is so many times slower than their median, and by more than so many seconds, is late
 however long it took before."""
 
+MAX_DOUBLINGS, LONGEST_TURN_S = 6, 960.0
+"""Who was late has twice as long the next time, so many times and for so many seconds at most: what was too short for a
+tensor on a full link is so each time, and to send it again fills that more."""
+
 T = TypeVar("T")
 
 

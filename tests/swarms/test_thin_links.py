@@ -95,3 +95,28 @@ def test_member_that_dies_in_a_long_round_is_noticed_as_soon_as_ever(thin: SimSw
     assert lost_at[0] - struck_at[0] < NOTICED_S
     assert closed_at[2] - struck_at[0] < NOTICED_S, "it closed without the one that was lost"
     assert sorted(closed_at)[-1] == STEPS
+
+
+def test_step_of_tensors_that_fill_their_links_closes_and_none_is_sent_for_ever(tmp_path: Path) -> None:
+    """8 MB at 50 Mb/s. A trainer took its own queues for a longer way, had more under way for it, and no turn ended in
+    its time: after the first journeys none came home any more."""
+    target, dim, context, mbit, activation = 32, 64, 8, 50, 8e6
+    swarm_ = SimSwarm(
+        tmp_path,
+        hosts=4,
+        trainers=1,
+        links=Links.parse(
+            {"default": {"latency_ms": 50}, "machine": [{"peer": "*", "up_mbit_per_s": mbit, "down_mbit_per_s": mbit}]}
+        ),
+        run={"steps": 1},
+        stage_s={"forward": 0.2, "backward": 0.4},
+        model={"vocab_size": 300, "dim": dim, "layers": 2, "heads": 1, "context": context},
+        split={"stages": 2},
+        batch={"microbatch_size": 1, "microbatches_per_step": target},
+    )
+    swarm_.network.weights = PayloadWeights(activations=activation / (4 * dim * context))
+    carried_s = target * 2 * activation * 8 / (mbit * 1e6)  # by the trainer's link, each way
+    run_world(swarm_.run(timeout_s=20 * carried_s))
+    (closed,) = [event for event in swarm_.peers["bootstrap"].events.of(StepClosed) if event.step == 1]
+    assert closed.seconds < 3 * carried_s, "the link was mostly full of what was wanted"
+    check_run([tmp_path], Limits(target=target, gap_s=4 * carried_s)).assert_sound()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from swarm.columns import standing_at
-from swarm.errors import PeerError, Refused
+from swarm.errors import DeadlineMissed, PeerError, Refused
 from swarm.ids import JourneyKey, PeerId
 from swarm.network.protocols import Payload, RequestT, Rpc
 from swarm.pipeline.messages import (
@@ -32,7 +32,7 @@ from swarm.pipeline.stage.admission import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import MicrobatchState
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
-from swarm.waiting import retry_while_busy
+from swarm.waiting import LONGEST_TURN_S, MAX_DOUBLINGS, doubled, retry_while_busy
 
 logger = logging.getLogger(__name__)
 Report = Callable[[], Awaitable[None]]
@@ -48,6 +48,7 @@ class Sender:
     def __init__(self, settings: StageSettings, context: StageContext, recalls: Recalls) -> None:
         self._settings, self._context, self._recalls = settings, context, recalls
         self._unheard: dict[PeerId, int] = {}
+        self._late: dict[PeerId, int] = {}
 
     async def send_output(self, state: MicrobatchState, output: Payload) -> None:
         """The output, to the next stage or home. Under way, the microbatch may be sent along another route. What was
@@ -132,7 +133,16 @@ class Sender:
         )
 
     async def _send(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
-        await self._context.endpoint.call(target, rpc, body, timeout_s=self._settings.send_timeout_s, payload=payload)
+        """A neighbour that did not get one in time has twice as long for the next: a full link carries none in half the
+        time that it takes, however often it is sent."""
+        times = self._late.get(target, 0)
+        within_s = doubled(self._settings.send_timeout_s, times, LONGEST_TURN_S)
+        try:
+            await self._context.endpoint.call(target, rpc, body, timeout_s=within_s, payload=payload)
+        except DeadlineMissed:
+            self._late[target] = min(times + 1, MAX_DOUBLINGS)
+            raise
+        self._late.pop(target, None)
 
     async def report_forward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
         """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from swarm.ids import PeerId
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.costs import MIN_IN_FLIGHT, MOST_IN_FLIGHT
 
@@ -55,9 +56,38 @@ def journeys_in_flight(
     return bounded, f"stage {slowest} serves {rate:.1f} microbatches/s for a round trip of {round_trip_s:.3f} s"
 
 
+class CongestionWindow:
+    """How many journeys links and queues have carried so far without a turn being late: one more with each that comes
+    home, and half as many once turns of two replicas were late, from then on one more with each windowful (as TCP, RFC
+    5681). One replica alone that is late says something of itself. Pure; memory is a number per late replica.
+
+    Before it there was no bound while a link filled: a trainer measured its own queues as a longer way, and put more
+    under way for it, until no turn ended in time and each was sent again (50 Mb/s and 8 MB: no step closed)."""
+
+    def __init__(self) -> None:
+        self.size = 2.0 * MIN_IN_FLIGHT
+        self._grows_fast_to, self._cut = math.inf, -math.inf
+        self._late: set[PeerId] = set()
+
+    def came_home(self) -> None:
+        """A journey did."""
+        self.size += 1.0 if self.size < self._grows_fast_to else 1.0 / self.size
+
+    def late(self, peer: PeerId, since: float, now: float, *, alone: bool = False) -> None:
+        """A replica's turn, which began at ``since``, has passed. What was under way when it was halved last says
+        nothing more. ``alone``: there is no other replica that could be late as well."""
+        if since < self._cut:
+            return
+        self._late.add(peer)
+        if len(self._late) > 1 or alone:
+            self._late.clear()
+            self._cut = now
+            self.size = self._grows_fast_to = max(float(MIN_IN_FLIGHT), self.size / 2)
+
+
 class InFlight:
     """How many journeys one trainer keeps in flight: ``fixed``, where that is given, else what its own lately tell, and
-    what its ``wiring`` knows of the replicas, up to ``most``."""
+    what its ``wiring`` knows of the replicas, up to ``most`` and to what its ``window`` has seen carried."""
 
     def __init__(self, wiring: Wiring, trainers: int, *, most: int = MOST_IN_FLIGHT, fixed: int | None = None) -> None:
         self._wiring, self._most, self._fixed = wiring, most, fixed
@@ -66,6 +96,7 @@ class InFlight:
         self._trainers = trainers
         self._rates: list[float] | None = None
         self._unlike = 1.0
+        self._window = CongestionWindow()
 
     def follow(self, trainers: int) -> None:
         """There are so many trainers from now on, and maybe other replicas."""
@@ -74,9 +105,14 @@ class InFlight:
     def observe(self, round_trip_s: float, compute_s: Mapping[int, float]) -> None:
         """A journey took so long, without queueing, and each stage so long for forward and backward."""
         self._rates = None
+        self._window.came_home()
         self._round_trips.append(max(0.0, round_trip_s))
         for stage, seconds in compute_s.items():
             self._compute_s[stage].append(seconds)
+
+    def late(self, peer: PeerId, since: float, now: float) -> None:
+        """A replica's turn, which began at ``since``, has passed."""
+        self._window.late(peer, since, now, alone=sum(map(len, self._wiring.statistics())) < 2)
 
     def begins(self, target: int, begun: int) -> None:
         """The ``begun``-th of this trainer's microbatches of a step of ``target`` sets out: have the wiring know how
@@ -95,11 +131,12 @@ class InFlight:
         """See :func:`journeys_in_flight`. O(replicas)."""
         if self._fixed is not None:
             return self._fixed
+        most = min(self._most, math.floor(self._window.size))
         if not self._round_trips:
-            return min(self._most, MIN_IN_FLIGHT * 2)
+            return min(most, MIN_IN_FLIGHT * 2)
         stage_s = {stage: median(recent) for stage, recent in self._compute_s.items()}
         round_trip_s, rates = median(self._round_trips), self._known_rates()
-        return journeys_in_flight(round_trip_s, stage_s, rates, self._trainers, most=self._most, unlike=self._unlike)[0]
+        return journeys_in_flight(round_trip_s, stage_s, rates, self._trainers, most=most, unlike=self._unlike)[0]
 
 
 # --- what is fed early ------------------------------------------------------------------------------------------------

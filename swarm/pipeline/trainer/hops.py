@@ -19,7 +19,7 @@ from swarm.ids import PeerId
 from swarm.pipeline.messages import Direction
 from swarm.pipeline.seals import Content, Shown, told_digest
 from swarm.pipeline.trainer.pace import ReplicaChoice, Work
-from swarm.waiting import ExponentialBackoff, doubled
+from swarm.waiting import LONGEST_TURN_S, MAX_DOUBLINGS, ExponentialBackoff, doubled
 
 
 class JourneyPhase(Enum):
@@ -335,7 +335,6 @@ class RouteState:
 
 FETCH_SHARE = 0.5
 """Part of the time of a takeover that fetching may take: so a stalled neighbour is named before the deadline."""
-MAX_DOUBLINGS = 6
 EXTRA_TURNS = 2
 
 GONE = ("unreachable", "deadline")
@@ -521,9 +520,11 @@ class HopAttempts:
     # --- turns, and whose fault it is when one fails --------------------------------------------------------------
 
     def begin_turn(self, at: int, work: Work, now: float) -> float:
-        """The replica's turn begins. Returns how many seconds it has: twice as many each time that the hop was late."""
+        """The replica's turn begins. Returns how many seconds it has: twice as many each time that the hop was late,
+        also beyond what anybody gets at first: a full link carries no tensor twice in the time that was too short."""
         hop, pace = self._way.hops[at], self._replicas.pace
-        seconds = doubled(pace.seconds(hop.replica, work), min(hop.misses, MAX_DOUBLINGS), pace.ceiling_s)
+        times = min(hop.misses, MAX_DOUBLINGS)
+        seconds = doubled(pace.seconds(hop.replica, work), times, doubled(pace.ceiling_s, times, LONGEST_TURN_S))
         self._way.begin_turn(at, now, seconds, work)
         return seconds
 

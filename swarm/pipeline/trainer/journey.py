@@ -111,12 +111,13 @@ async def _to_nobody(claim: HopClaim, found: Sequence[AuditStatement]) -> None:
 @dataclass(frozen=True, slots=True)
 class JourneyHooks:
     """What a trainer lends its journeys while it feeds: ``attend`` notices the death of peers, ``spawn`` does small
-    things beside, ``warn`` has all its journeys look again, ``accuse`` tells the step's leader what proves a replica
-    wrong, and returns when that one knows."""
+    things beside, ``warn`` has all its journeys look again, ``late`` hears whose turn has passed and when that began,
+    ``accuse`` tells the step's leader what proves a replica wrong, and returns when that one knows."""
 
     attend: Callable[[Iterable[PeerId]], None]
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     warn: Callable[[], None] = lambda: None
+    late: Callable[[PeerId, float], None] = lambda peer, since: None
     accuse: Callable[[HopClaim, Sequence[AuditStatement]], Coroutine[Any, Any, None]] = _to_nobody
 
 
@@ -482,6 +483,9 @@ class Journey:
 
     def _moved(self, move: MoveHop, reason: str) -> None:
         self._hooks.attend([move.new])
+        if move.late:
+            since = self._state.way.asked_at(move.stage, move.old)
+            self._hooks.late(move.old, self._started if since is None else since)
         if move.new != move.old:
             step, microbatch, *_ = self._kept.work
             self._context.events.emit(HopMoved(step=step, microbatch=microbatch, reason=reason, **move._asdict()))

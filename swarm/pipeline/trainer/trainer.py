@@ -109,7 +109,7 @@ class Trainer:
         self._issued, self._window = IssuedTable(retention_bytes), StepWindow(ahead=context.early.share > 0.0)
         self._ends = TrainerEnds(context, source, self._window, self._issued)
         self._tasks = TrainerTasks(context, self.lost)
-        self._hooks = JourneyHooks(self._tasks.probes.need, self._tasks.begin, self._warn)
+        self._hooks = JourneyHooks(self._tasks.probes.need, self._tasks.begin, self._warn, self._late)
         self._quota, self._own_failures = (0, 0), 0
 
     def methods(self) -> list[AnyMethod]:
@@ -256,6 +256,9 @@ class Trainer:
     def _warn(self) -> None:
         for journey in self._under_way():
             journey.look_again()
+
+    def _late(self, peer: PeerId, since: float) -> None:
+        self._in_flight.late(peer, since, self._context.clock.monotonic())
 
     def _under_way(self) -> list[Journey]:
         return [row.journey for row in self._issued if row.journey is not None]
