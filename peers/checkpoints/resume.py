@@ -144,7 +144,13 @@ def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:
 def _told(checked: CheckedStep, manifest: Manifest) -> str:
     if checked.bad:
         return f"step {checked.step} is damaged: {checked.bad[0]}"
-    return f"step {checked.step} lacks {listed(_lacking(checked, manifest))} here"
+    lacking, owners = _lacking(checked, manifest), manifest.split.owners
+    told = f"step {checked.step} lacks {listed(lacking)} here"
+    kept = [part for part in lacking if part in owners]
+    if not kept:
+        return told
+    named = listed(dict.fromkeys(owners[part] for part in kept))
+    return f"{told}, of which {named} alone can have {listed(kept)}, and nobody where no host of it was there then"
 
 
 def _over(directory: RunDirectory, manifest: Manifest) -> CommandError:

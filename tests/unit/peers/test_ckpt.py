@@ -7,13 +7,14 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from peers.checkpoints.checkpoint_sources import Source, directory_source
 from peers.checkpoints.pull import pull
-from peers.checkpoints.resume import FromCheckpoint, find_resumable
+from peers.checkpoints.resume import FromCheckpoint, _told, find_resumable
 from peers.checkpoints.writer import keep_run
 from peers.console.words import CommandError
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
@@ -28,6 +29,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.errors import StateError, Violation
 from swarm.ids import ENDS, JourneyKey, MicrobatchId, RunId, stage_part
 from swarm.membership.founding_record import founding_record
+from swarm.models.spec import SplitConfig
 from swarm.network.libp2p.identity import load_or_create
 from swarm.schema import AFTER_CHARS
 from swarm.security.credentials import Grant, GrantRole, sign_grant
@@ -314,6 +316,17 @@ async def test_resume_takes_the_newest_whole_step_and_says_what_it_passed_over(
     record = next(one.record for one in run.decisions if one.record.step == 10)
     assert (origin.step, origin.previous, origin.cursors) == (10, record.hash(), record.cursors)
     assert {snapshot.part: origin.digests[snapshot.part] for snapshot in snapshots} == record.digests
+
+
+def test_resume_says_who_alone_can_have_what_a_step_of_a_pause_lacks() -> None:
+    split = SplitConfig(stages=2, variants=(1, 2), route_by="domain", domains=("law", "code"), own={"code": "acme"})
+    away = stage_part(1, 1, 2)
+    manifest: Any = SimpleNamespace(split=split, cut_with=lambda there: split.parts)
+    checked: Any = SimpleNamespace(step=20, bad=(), parts=[part for part in split.parts if part != away])
+    said = _told(checked, manifest)
+    assert said.startswith(f"step 20 lacks {away} here, of which acme alone can have {away}, and nobody where")
+    checked.parts = [part for part in split.parts if part != stage_part(0)]
+    assert _told(checked, manifest) == "step 20 lacks stage-0 here"
 
 
 async def test_what_a_member_signs_in_one_resumption_shows_nothing_in_another_of_the_same_checkpoint(
