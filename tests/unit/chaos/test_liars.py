@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -10,7 +11,9 @@ from peers.chaos.faults import Restart
 from peers.chaos.liars.lies import LIES, Liar, lying
 from peers.chaos.liars.orders import KINDS, PROGRAM, parse_lie, read_lies, write_lies
 from swarm.errors import ConfigError
+from swarm.ids import MicrobatchId, PeerId, StepWork
 from swarm.optim.part import TrainedPart
+from swarm.pipeline.compute import BackwardResult, Material, StageCompute
 from tests.harness.rigs.chaos import Processes
 
 
@@ -47,6 +50,20 @@ def test_lie_is_told_at_its_rate_and_the_same_each_time() -> None:
     assert [about for about in range(1000) if liar.lies(about)] == told
     assert liar.fired == len(told)
     assert liar.random(7).initial_seed() == liar.random(7).initial_seed() != liar.random(8).initial_seed()
+
+
+def test_gradient_that_is_handed_back_is_another_and_what_is_added_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    honest = BackwardResult(torch.full((2, 3), 0.5), "rest", 1.0, 6)
+    monkeypatch.setattr(StageCompute, "_backward", lambda compute, material, *more: honest)
+    compute = cast(Any, StageCompute.__new__(StageCompute))
+    work = StepWork(1, MicrobatchId(PeerId("t"), "00" * 8, 0, 0))
+    with lying(Liar("gradient-x-50")) as liar:
+        told = compute._backward(Material(work=work, seed=0, first=False, input=b""), None)
+    assert torch.equal(told.grad_input, honest.grad_input * -50)
+    assert told[1:] == honest[1:]
+    assert liar.fired == 1
 
 
 def test_only_the_liar_lies(monkeypatch: pytest.MonkeyPatch) -> None:
