@@ -149,7 +149,7 @@ def _told(checked: CheckedStep, manifest: Manifest) -> str:
     kept = [part for part in lacking if part in owners]
     if not kept:
         return told
-    named = listed(dict.fromkeys(owners[part] for part in kept))
+    named = listed(list(dict.fromkeys(owners[part] for part in kept)))
     return f"{told}, of which {named} alone can have {listed(kept)}, and nobody where no host of it was there then"
 
 

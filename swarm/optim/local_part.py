@@ -105,7 +105,7 @@ class LocalPart(TrainedPart):
             super().reverse(work, gradients)
         self._counted.discard(work)
 
-    def empty(self, step: int) -> None:
+    def take_all_out(self, step: int) -> None:
         """Raises Refused: what has gone into the weights stays in them."""
         raise Refused("what was added has gone into the weights")
 

@@ -443,7 +443,7 @@ class TrainedPart(PartState):
         """Undo an accumulation; see :meth:`~swarm.optim.accumulate.Accumulator.remove`."""
         self._sums[work.step].remove(work, summed(gradients))
 
-    def empty(self, step: int) -> None:
+    def take_all_out(self, step: int) -> None:
         """Take all out of an open step's sum. Raises WrongStep."""
         self._sums[step].reset()
 

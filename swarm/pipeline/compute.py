@@ -64,7 +64,7 @@ class OpenPart(Protocol):
     def reverse(self, work: StepWork, gradients: Gradients) -> None:
         """Take the same gradients out of its step again."""
 
-    def empty(self, step: int) -> None:
+    def take_all_out(self, step: int) -> None:
         """Take all out of an open step's sum. Raises Refused where that cannot be done."""
 
 
@@ -290,10 +290,10 @@ class StageCompute:
             rest = self._backward(material, None).rest
             _change(self.part, material.work, self.part.backward_weights(rest), self.bounds)
 
-    def empty(self, step: int) -> None:
+    def take_all_out(self, step: int) -> None:
         """Take all out of an open step's sum. Raises WrongStep, or Refused where that cannot be done."""
         _check_open(self.part, step)
-        self.part.empty(step)
+        self.part.take_all_out(step)
 
     def _backward(
         self, material: Material, graph: Graph | None, gradient: torch.Tensor | None = None
@@ -396,10 +396,10 @@ class EndsCompute:
         if material.work in self.part.accumulated(material.work.step):
             _change(self.part, material.work, self._gradients(material), self.bounds)
 
-    def empty(self, step: int) -> None:
+    def take_all_out(self, step: int) -> None:
         """As :meth:`StageCompute.empty`."""
         _check_open(self.part, step)
-        self.part.empty(step)
+        self.part.take_all_out(step)
 
     def _gradients(self, material: EndsMaterial) -> Gradients:
         graph = self.embed(material.tokens, material.seed, material.work, RowNotes(material.positions))[1]

@@ -45,7 +45,7 @@ class Settling(Protocol):
         """Take one out, by what it was added from. Raises PeerError when what it takes cannot be had, NotAsAdded when
         it is something else."""
 
-    async def empty(self, step: int) -> None:
+    async def take_all_out(self, step: int) -> None:
         """Take all out of the sum of an open step. Raises PeerError when that cannot be done."""
 
     async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
@@ -72,7 +72,7 @@ async def settle(part: Settling, step: int, assigned: Assigned) -> None:
         jobs += [("replay", one, partial(part.replay, one, assigned[one])) for one in sorted(wanted - held)]
         failed = await _all(jobs)
         if not emptied and any(isinstance(error, NotAsAdded) for _, error in failed):
-            await part.empty(step)
+            await part.take_all_out(step)
             emptied = True
         elif failed:
             more = f", and {len(failed) - 3} more" if len(failed) > 3 else ""
@@ -146,11 +146,11 @@ class StageSettling:
         await self._recalls.on_device(compute)
         self._follow_up(state.work)
 
-    async def empty(self, step: int) -> None:
+    async def take_all_out(self, step: int) -> None:
         """See :class:`Settling`."""
 
         def compute() -> None:
-            self._context.compute.empty(step)
+            self._context.compute.take_all_out(step)
             for state in [one for one in self._table if one.work.step == step and one.accumulated]:
                 self._taken_out(state)
 

@@ -197,10 +197,10 @@ class TrainerEnds:
             raise NotAsAdded(work)
         await self._on_device(lambda: ends.reverse(material))
 
-    async def empty(self, step: int) -> None:
+    async def take_all_out(self, step: int) -> None:
         """See :class:`~swarm.pipeline.settle.Settling`."""
         ends = self._private()
-        await self._on_device(lambda: ends.empty(step))
+        await self._on_device(lambda: ends.take_all_out(step))
 
     async def replay(self, work: StepWork, route: tuple[PeerId, ...]) -> None:
         """See :class:`~swarm.pipeline.settle.Settling`."""

@@ -125,7 +125,7 @@ class CheapPart:
         if self.held.pop(work.microbatch) != gradients:
             raise BugError(f"{work} was added with other gradients")
 
-    def empty(self, step: int) -> None:
+    def take_all_out(self, step: int) -> None:
         """See :class:`~swarm.pipeline.compute.OpenPart`."""
         self.held.clear()
 
