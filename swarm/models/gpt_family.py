@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 
 from swarm.ids import ENDS
-from swarm.models.experts import STEERED, TOLD
+from swarm.models.experts import STEERED, TOLD, GptShard
 from swarm.models.family import ModelFamily, PartCost, PartModule
-from swarm.models.gpt import Ends, Stage
+from swarm.models.gpt import Ends, FeedForward, Stage
 from swarm.models.gpt_config import GptConfig
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.models.strips import COLUMNS, ROWS, TensorPlan
@@ -66,10 +67,21 @@ class GptFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self._model.experts > 0
 
+    @property
+    def experts(self) -> int:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.experts
+
+    def expert_layers(self, spec: PartSpec) -> tuple[int, ...]:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return tuple(filter(self._model.has_experts, range(spec.first_layer, spec.last_layer)))
+
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`: :class:`~swarm.models.gpt.Ends` or
-        :class:`~swarm.models.gpt.Stage`."""
+        :class:`~swarm.models.gpt.Stage`, or :class:`~swarm.models.experts.GptShard`."""
         with torch.device("meta"):
+            if spec.shard is not None:
+                return GptShard(self._model, spec, partial(FeedForward, self._model))
             return Ends(self._model) if spec.name == ENDS else Stage(self._model, spec)
 
     def boundary(self, rows: int, sequence: int) -> TensorSpec:
@@ -93,13 +105,17 @@ class GptFamily(ModelFamily):
         ``sequence`` on average (scores and mixing: 2 · 2 · D · T/2). Norms, rotary and activations are left out: below
         1 % from D = 512 on.
         """
-        model, layers = self._model, spec.last_layer - spec.first_layer
-        mixed = sum(map(model.has_experts, range(spec.first_layer, spec.last_layer)))
+        model, layers, mixed = self._model, spec.last_layer - spec.first_layer, len(self.expert_layers(spec))
         narrow, feed_forward = model.key_value_heads * model.head_dim, 3 * model.dim * model.feed_forward_dim
+        here = len(spec.experts_of(model.experts))
+        passed = model.top_k * here / max(1, model.experts)  # of them by a token, on average
+        if spec.shard is not None:
+            held, used = mixed * here * feed_forward, round(mixed * passed * feed_forward)
+            return PartCost(parameters=held, idle=held - used, forward_flops=2 * used)
         attention, router = 2 * model.dim * (model.dim + narrow), model.experts * model.dim
         table, ends = model.vocab_size * model.dim, spec.head * model.dim
-        held = layers * attention + (layers - mixed) * feed_forward + mixed * (model.experts * feed_forward + router)
-        used = layers * attention + (layers - mixed) * feed_forward + mixed * (model.top_k * feed_forward + router)
+        held = layers * attention + (layers - mixed) * feed_forward + mixed * (here * feed_forward + router)
+        used = layers * attention + (layers - mixed) * feed_forward + mixed * (round(passed) * feed_forward + router)
         tallies = mixed * (model.experts * (model.steering > 0) + 2 * (model.capacity > 0))
         return PartCost(
             parameters=held + layers * 2 * model.dim + tallies + (spec.embedding + spec.head) * table + ends,
@@ -138,7 +154,7 @@ class GptFamily(ModelFamily):
         rotary pairs are neighbours, queries and keys in another order."""
         if not self._model.experts:
             return {_llama_name(name): tensor for name, tensor in weights.items()}
-        mixed = filter(self._model.has_experts, range(spec.first_layer, spec.last_layer))
+        mixed = self.expert_layers(spec) if spec.shard is None else ()
         sent = {f"blocks.{layer}{STEERED}": torch.zeros(self._model.experts) for layer in mixed}
         sent |= {name: tensor for name, tensor in weights.items() if not name.endswith(TOLD)}
         return {_ernie_name(name): _as_ernie(self._model, name, tensor) for name, tensor in sent.items()}
