@@ -114,6 +114,7 @@ def _costs(model: ModelConfig, split: SplitConfig) -> dict[str, Any]:
         "stages": [1, model.layers],
         "tensors": _tensors(family),
         "experts": _computed_by(model),
+        "expert_shards": _shards(model),
         "balance": _balance(model) if isinstance(model, HfConfig) else family.mixing or None,
         "variants": several,
         "parts": parts,
@@ -166,7 +167,7 @@ def lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cut", f"into {low} to {high} stages, ends {' or '.join(facts['ends'])}"
     yield "tensors", _tensors_said(facts["tensors"])
     if facts["experts"]:
-        yield "experts", f"computed by {facts['experts']}; a stage holds all experts of its layers"
+        yield "experts", f"computed by {facts['experts']}; {_shards_said(facts['expert_shards'])}"
     if facts["balance"]:
         yield "balance", facts["balance"]
     yield from _foreign_lines(facts) if foreign else ()
@@ -225,10 +226,9 @@ def _sharing_said(share: Mapping[str, Any]) -> str:
     """Say whether stages can share their layers, and what that takes."""
     if share["why_not"]:
         return f"stages cannot share their layers: {share['why_not']}"
-    *most, last = map(str, share["stages"])
     until = {None: 'with [model] share = "stages"', 0: "as this run's do, to the end"}
     when = until.get(share["until"], f"as this run's do, to the end of step {share['until']}")
-    numbers = f"{', '.join(most)} or {last}" if most else last
+    numbers = listed([*map(str, share["stages"])], "or")
     return f"{numbers} stages can share their layers, {when}; a host takes as much as without"
 
 
@@ -259,6 +259,31 @@ def _computed_by(model: ModelConfig) -> str | None:
 
         return skeleton(model).config._experts_implementation if model.has_experts else None
     return "the built-in GPT" if expert_interval(model) else None
+
+
+def _shards(model: ModelConfig) -> dict[str, Any]:
+    """Return in how many shards experts can be held, or why not in several; and by how much a logit or a gradient of a
+    small model of transformers differs then."""
+    foreign = isinstance(model, HfConfig)
+    if isinstance(model, HfConfig) and model.has_experts:
+        model = model.model_copy(update={"experts_implementation": "eager"})
+    family, difference = family_of(model), None
+    if foreign and not family.uncut_experts:
+        from swarm.models.hf.selftest import experts_difference
+
+        difference = experts_difference(model, 2)  # type: ignore[arg-type]
+    numbers = [] if family.uncut_experts else [n for n in range(2, family.experts + 1) if family.experts % n == 0]
+    return {"why_not": family.uncut_experts, "numbers": numbers, "difference": difference}
+
+
+def _shards_said(shards: Mapping[str, Any]) -> str:
+    """Say who can hold the experts of a stage's layers."""
+    if shards["why_not"]:
+        return f"a stage holds all experts of its layers: {shards['why_not']}"
+    numbers, differs = listed([*map(str, shards["numbers"])], "or"), shards["difference"]
+    how = 'with [model] experts_implementation = "eager"; logits and gradients then differ by at most'
+    beside = "" if differs is None else f", {how} {differs:.2g} of the largest"
+    return f"a stage holds all experts of its layers, or {numbers} shards do{beside}"
 
 
 def _balance(model: HfConfig) -> str | None:

@@ -294,10 +294,10 @@ def relaying_text(figures: Mapping[str, Any]) -> str:
     return f"{slots}, {count(figures['circuits'], 'circuit')}; {done}"
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], joint: str = "and") -> str:
     """``a``, ``a and b``, ``a, b and c``; empty for none."""
     *first, last = names or ("",)
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} {joint} {last}" if first else last
 
 
 def numbered(steps: Sequence[int]) -> str:

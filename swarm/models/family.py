@@ -281,10 +281,10 @@ class ModelFamily(ABC):
         """Return the state of a stage without experts, or of a shard of them, out of that of the whole stage: views."""
         return {name: weights[name] for name in state_of(self.build(spec))}
 
-    def joined(self, states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the state of a whole stage, given that of the stage without experts and of all shards: the inverse of
-        :meth:`cut`."""
-        return {name: tensor for state in states for name, tensor in state.items()}
+    def joined(self, stage: Mapping[str, Tensor], shards: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the state of a whole stage, given that of the stage without experts and of all shards of them: the
+        inverse of :meth:`cut`. Gradients likewise."""
+        return {name: tensor for state in (stage, *shards) for name, tensor in state.items()}
 
     # --- state ---------------------------------------------------------------------------------------------------
 

@@ -316,12 +316,21 @@ def _back(
         grad_output = aligned(grad_output, output.device).to(output.dtype)
     linears, cut, names = graph.linears, graph.cut, tuple(graph.parameters)
     wanted, passes = (*starts, *graph.parameters.values()), [] if linears is None else linears.passes
+    mixed = graph.gates is not None  # no row need go to an expert
     graph.input = graph.gates = graph.linears = graph.cut = None
     found: Sequence[Tensor | None] = ()
     if cut is not None:
         found = yield from cut.backward(grad_output, wanted, passes)
+    elif mixed and not output.requires_grad:
+        found = [None] * len(wanted)
     elif wanted:  # else a table that is frozen: there is nothing to go back to
-        found = torch.autograd.grad((output,), wanted, (grad_output,), allow_unused=linears is not None)
+        found = torch.autograd.grad((output,), wanted, (grad_output,), allow_unused=mixed or linears is not None)
+    if mixed:
+        late = {one.name for one in passes}
+        found = [
+            torch.zeros_like(one) if gradient is None and name not in late else gradient
+            for one, gradient, name in zip(wanted, found, (*[""] * len(starts), *names), strict=True)
+        ]
     own = zip(names, found[len(starts) :], strict=True)
     rest = DeferredGradients(names, {name: gradient for name, gradient in own if gradient is not None}, passes)
     return found[: len(starts)], rest

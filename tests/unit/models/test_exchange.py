@@ -17,10 +17,10 @@ from swarm.models.gpt_config import BalanceConfig, GptConfig
 from swarm.models.layout import install_weights, refresh_weights
 from swarm.models.passes import backward_steps, forward_steps, loss_steps, run_backward, run_forward, run_loss
 from swarm.models.registry import family_of
+from swarm.models.shards import LocalShards, shard_specs, without_experts
 from swarm.models.spec import SplitConfig
 from swarm.models.suspend import ask, suspended
 from tests.harness.rigs.models import MODEL
-from tests.harness.rigs.shards import Shards, shard_specs, without_experts
 
 MIXED = MODEL.model_copy(update={"layers": 3, "experts": 4, "top_k": 2, "expert_every": 1, "dropout": 0.1})
 ROWS, LENGTH, EXPERTS = 3, 16, 4
@@ -50,7 +50,7 @@ def test_stage_and_shards_give_the_whole_stages_bits(
     weights = family.initial_weights(0, spec)
     whole = family.build(spec)
     install_weights(whole, weights, requires_grad=True)
-    stage, shards = without_experts(family, spec, number, weights), Shards(family, spec, number, weights)
+    stage, shards = without_experts(family, spec, number, weights), LocalShards(family, spec, number, weights)
     stage.activation_checkpointing = again
     x, back = states(1), states(2)
     with weighed(40):
@@ -65,7 +65,7 @@ def test_stage_and_shards_give_the_whole_stages_bits(
     assert gradient is not None
     assert wanted is not None
     assert torch.equal(gradient, wanted)
-    found = family.joined([dict(rest.finish()), *map(dict, shards.gradients)])
+    found = family.joined(dict(rest.finish()), map(dict, shards.gradients))
     assert not differing(found, dict(of_whole))
     assert [(type(one), one.layer) for one in shards.asked] == [
         *((Dispatch, layer) for layer in range(3)),
@@ -81,7 +81,7 @@ def test_stage_that_has_the_ends_asks_too_and_one_that_nobody_learns_from() -> N
     weights = family.initial_weights(0)
     whole = family.build(spec)
     install_weights(whole, weights, requires_grad=True)
-    stage, shards = without_experts(family, spec, 2, weights), Shards(family, spec, 2, weights)
+    stage, shards = without_experts(family, spec, 2, weights), LocalShards(family, spec, 2, weights)
     tokens = torch.randint(300, (ROWS, LENGTH), generator=torch.Generator().manual_seed(3))
     total, count, graph = run_loss(whole, tokens, tokens, seed=5, graph=True)
     assert graph is not None
@@ -90,7 +90,7 @@ def test_stage_that_has_the_ends_asks_too_and_one_that_nobody_learns_from() -> N
     assert cut is not None
     none, rest = shards.driven(backward_steps(cut, None))
     assert none is None
-    got = family.joined([dict(rest.finish()), *map(dict, shards.gradients)])
+    got = family.joined(dict(rest.finish()), map(dict, shards.gradients))
     assert not differing(got, dict(run_backward(graph, None)[1]))
     plain, nothing = shards.driven(forward_steps(stage, tokens, seed=None, graph=False))
     assert nothing is None
@@ -104,7 +104,7 @@ def test_cut_names_the_whole_stages_tensors_and_begins_as_they_do() -> None:
     specs = [replace(spec, expert_shards=2), *shard_specs(spec, 2)]
     states = [family.initial_weights(7, one) for one in specs]
     assert sum(map(len, states)) == len(weights)
-    assert not differing(family.joined(states), weights)
+    assert not differing(family.joined(states[0], states[1:]), weights)
     for one, state in zip(specs, states, strict=True):
         assert not differing(family.cut(one, weights), state)
     layouts = [family.layout(family.build(one)) for one in specs]
@@ -141,7 +141,7 @@ def test_layer_computed_again_refuses_weights_that_were_changed() -> None:
     family = family_of(MIXED)
     spec = family.parts(SplitConfig(stages=1))[0]
     weights = family.initial_weights(0, spec)
-    stage, shards = without_experts(family, spec, 2, weights), Shards(family, spec, 2, weights)
+    stage, shards = without_experts(family, spec, 2, weights), LocalShards(family, spec, 2, weights)
     stage.activation_checkpointing = True
     _, cut = shards.driven(forward_steps(stage, states(1), seed=5, graph=True))
     assert cut is not None

@@ -203,7 +203,13 @@ def test_check_says_what_keeps_a_mixture_balanced(directory: Path, name: str, as
     assert facts["trainable"]
     said = dict(lines(facts))
     assert words in said["balance"]
-    assert said["experts"] == "computed by grouped_mm; a stage holds all experts of its layers"
+    shards = (
+        'a stage holds all experts of its layers, or 2 or 4 shards do, with [model] experts_implementation = "eager"'
+    )
+    assert said["experts"].startswith(
+        f"computed by grouped_mm; {shards}; logits and gradients then differ by at most 0 "
+    )
+    assert facts["expert_shards"] == {"why_not": "", "numbers": [2, 4], "difference": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +261,8 @@ def test_check_of_a_run_says_why_its_stages_cannot_share(tmp_path: Path) -> None
     file.write_text('[model]\nlayers = 6\nshare = "stages"\nexperts = 4\nexpert_every = 3\n')
     said = dict(lines(examine(str(file), stages=None, context=None)))
     assert said["sharing"].startswith("2 stages can share their layers")
-    assert said["experts"] == "computed by the built-in GPT; a stage holds all experts of its layers"
+    held = "a stage holds all experts of its layers, or 2 or 4 shards do"
+    assert said["experts"] == f"computed by the built-in GPT; {held}"
     assert "a loss of each layer" in said["balance"]
     assert "feed_forward stays whole: it has experts" in said["tensors"]
     assert dict(lines(examine("tiny", stages=None, context=None, variants="2")))["variants"].startswith("1, 2 a stage")

@@ -1,4 +1,4 @@
-"""The rig of experts that others hold: shards in this process, which answer what a stage asks."""
+"""A stage without its experts, and all shards of these, in one process: to try whether they are the whole stage."""
 
 from __future__ import annotations
 
@@ -14,40 +14,45 @@ from swarm.models.exchange import Dispatch, GradientDispatch, Steps, T
 from swarm.models.experts import ExpertShard
 from swarm.models.family import ModelFamily, PartModule
 from swarm.models.layout import install_weights
-from swarm.models.passes import Gradients, Graph, run_experts, run_experts_backward
+from swarm.models.passes import Gradients, run_experts, run_experts_backward
 from swarm.models.spec import PartSpec
 
 
 def shard_specs(spec: PartSpec, number: int) -> list[PartSpec]:
-    """The specs of a stage's shards."""
+    """Return the specs of a stage's shards."""
     names = [PartName(f"{spec.name}.x{at}") for at in range(number)]
     return [replace(spec, name=name, expert_shards=number, shard=at) for at, name in enumerate(names)]
 
 
 def without_experts(family: ModelFamily, spec: PartSpec, number: int, weights: Mapping[str, Tensor]) -> PartModule:
-    """A stage whose experts are in so many shards, given the whole stage's weights."""
+    """Return a stage whose experts are in so many shards, given the whole stage's weights."""
     spec = replace(spec, expert_shards=number)
     part = family.build(spec)
     install_weights(part, family.cut(spec, weights), requires_grad=True)
     return part
 
 
-class Shards:
-    """All shards of a stage. ``asked`` has what they were asked for; ``gradients`` what a backward left of each."""
+class LocalShards:
+    """All shards of a stage, which answer what it asks.
+
+    Attributes:
+        specs: Theirs, in order.
+        asked: What they were asked for.
+        gradients: Of each, what backwards left of its parameters.
+    """
 
     def __init__(self, family: ModelFamily, spec: PartSpec, number: int, weights: Mapping[str, Tensor]) -> None:
         self.specs, self.parts = shard_specs(spec, number), list[ExpertShard]()
         for one in self.specs:
-            part = family.build(one)
-            assert isinstance(part, ExpertShard)
+            part: Any = family.build(one)
             install_weights(part, family.cut(one, weights), requires_grad=True)
             self.parts.append(part)
         self._experts = [one.experts_of(family.experts) for one in self.specs]
-        self._graphs = dict[tuple[int, int], tuple[Graph, Tensor, int]]()
+        self._graphs = dict[tuple[int, int], tuple[Any, Tensor]]()
         self.asked, self.gradients = list[Dispatch | GradientDispatch](), [Gradients() for _ in self.parts]
 
     def driven(self, steps: Steps[T], *, defers: bool = False) -> T:
-        """What steps return, their questions answered here."""
+        """Return what the steps of the stage's pass return."""
         answer: Any = None
         while True:
             try:
@@ -63,20 +68,17 @@ class Shards:
         for at, part in enumerate(self.parts):
             rows = asked.rows_of(self._experts[at])
             answer, graph = run_experts(part, asked.taken(rows), graph=True, defers=defers)
-            assert graph is not None
-            self._graphs[asked.layer, at] = graph, rows, asked.index.shape[1]
+            self._graphs[asked.layer, at] = graph, rows
             total.index_add_(0, rows, answer)
         return total
 
     def _backward(self, asked: GradientDispatch) -> tuple[Tensor, Tensor]:
-        of_hidden, of_weights = torch.zeros_like(asked.gradient), None
+        of_hidden = torch.zeros_like(asked.gradient)
+        of_weights = torch.zeros(len(asked.gradient), self._graphs[asked.layer, 0][0].gates.shape[1])
         for at in range(len(self.parts)):
-            graph, rows, used = self._graphs.pop((asked.layer, at))
+            graph, rows = self._graphs.pop((asked.layer, at))
             hidden, weights, rest = run_experts_backward(graph, asked.gradient.index_select(0, rows))
-            if of_weights is None:
-                of_weights = torch.zeros(len(asked.gradient), used)
             of_hidden.index_add_(0, rows, hidden)
             of_weights.index_add_(0, rows, weights)
             self.gradients[at] += rest.finish()
-        assert of_weights is not None
         return of_hidden, of_weights
