@@ -77,14 +77,11 @@ class HfFamily(ModelFamily):
     def uncut_experts(self) -> str:
         """See :class:`~swarm.models.family.ModelFamily`."""
         model = self._model
-        if not self.experts or model.architecture in SHARED_OUT:
-            lacks = "experts_implementation" if model.experts_implementation != "eager" else ""
-            return (
-                super().uncut_experts
-                or lacks
-                and 'it is computed with another [model] experts_implementation than "eager"'
-            )
-        return NOT_SHARED_OUT.get(model.architecture, "nobody has tried it with models of its kind")
+        if not self.experts or model.architecture not in SHARED_OUT:
+            untried = "nobody has tried it with models of its kind"
+            return super().uncut_experts or NOT_SHARED_OUT.get(model.architecture, untried)
+        needs = 'shards compute one expert after the other, so it needs [model] experts_implementation = "eager"'
+        return "" if model.experts_implementation == "eager" else needs
 
     def expert_layers(self, spec: PartSpec) -> tuple[int, ...]:
         """See :class:`~swarm.models.family.ModelFamily`."""

@@ -107,8 +107,8 @@ def self_test(model: HfConfig, *, free: int | None = None, seed: int = 0) -> Sel
 
 def experts_difference(model: HfConfig, shards: int, *, seed: int = 0) -> float:
     """Try a small model of the config whose experts are in so many shards. Return the largest difference of a logit or
-    a gradient from the whole model, whose experts are computed one after the other, as a share of the largest of its
-    tensor; infinite where a gradient is missing. Raises ConfigError where its experts cannot be shared out."""
+    a gradient from the whole model, whose experts are computed one after the other, as a share of the largest one;
+    infinite where a gradient is missing. Raises ConfigError where its experts cannot be shared out."""
     small = reduced(model).model_copy(update={"experts_implementation": "eager"})
     family, split = HfFamily(small), SplitConfig(stages=1)
     family.check_expert_shards(shards, split)
@@ -277,17 +277,15 @@ def _farthest(
     *,
     relative: bool = False,
 ) -> float:
-    """See :func:`_difference`, of logits and gradients that were ``found``; ``relative`` to the largest of a tensor."""
+    """See :func:`_difference`, of logits and gradients that were ``found``; ``relative``: as a share of the largest."""
     expected, (logits, got) = _logits(whole, tokens, positions), found
     named = dict(whole.named_parameters())
     wanted = dict(zip(named, _gradients(_loss(expected, targets), list(named.values())), strict=True))
     if set(got) != set(wanted):
         return float("inf")
     pairs = [(logits, expected), *((got[name], wanted[name]) for name in wanted)]
-    differences = [
-        (one - other).abs().max() / (max(other.abs().max(), 1e-9) if relative else 1) for one, other in pairs
-    ]
-    return max(float(one.detach()) for one in differences)
+    worst = max(float((one - other).abs().max()) for one, other in pairs)
+    return worst / max(float(other.abs().max()) for _, other in pairs) if relative else worst
 
 
 def _through_parts(parts: Sequence[PartModule], tokens: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
