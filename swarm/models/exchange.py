@@ -207,7 +207,7 @@ def ask_experts(layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> T
 
 
 def _asked(layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    answer: Tensor = ask(Dispatch(layer, hidden.detach(), index, weights.detach()))
+    answer: Tensor = ask(Dispatch(layer, hidden.detach(), index, weights.detach().float()))
     return aligned(answer.detach(), hidden.device)
 
 

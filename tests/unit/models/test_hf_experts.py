@@ -13,6 +13,7 @@ from swarm.errors import ConfigError
 from swarm.models.exchange import Dispatch
 from swarm.models.hf.hf_config import NOT_SHARED_OUT, SHARED_OUT, HfConfig
 from swarm.models.layout import state_of
+from swarm.models.lora_config import LoraConfig
 from swarm.models.passes import run_experts, run_experts_backward
 from swarm.models.registry import family_of
 from swarm.models.shards import LocalShards, shard_specs
@@ -59,6 +60,8 @@ def test_run_must_say_that_experts_are_computed_one_after_the_other() -> None:
     family_of(mixture("mixtral")).check_expert_shards(2, split)
     with pytest.raises(ConfigError, match='experts_implementation = "eager"'):
         family_of(foreign_model("mixtral")).check_expert_shards(2, split)
+    with pytest.raises(ConfigError, match="adapters are trained, and experts have none"):
+        family_of(mixture("mixtral").model_copy(update={"lora": LoraConfig()})).check_expert_shards(2, split)
     with pytest.raises(ConfigError, match="stage-0 has no layer with experts"):
         family_of(mixture("deepseek_v3")).check_expert_shards(2, SplitConfig(stages=4))
 
