@@ -284,8 +284,8 @@ def _farthest(
     if set(got) != set(wanted):
         return float("inf")
     pairs = [(logits, expected), *((got[name], wanted[name]) for name in wanted)]
-    worst = max(float((one - other).abs().max()) for one, other in pairs)
-    return worst / max(float(other.abs().max()) for _, other in pairs) if relative else worst
+    worst = max(float((one - other).detach().abs().max()) for one, other in pairs)
+    return worst / max(float(other.detach().abs().max()) for _, other in pairs) if relative else worst
 
 
 def _through_parts(parts: Sequence[PartModule], tokens: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
