@@ -10,32 +10,30 @@ Shapes: N tokens of a microbatch, E experts.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_now = threading.local()
+_targets: ContextVar[int] = ContextVar("targets", default=0)
 
 
 @contextlib.contextmanager
 def weighed(targets: int) -> Iterator[None]:
     """Have what this thread computes be of a microbatch with so many targets that count."""
-    before = targets_counted()
-    _now.targets = targets
+    before = _targets.set(targets)
     try:
         yield
     finally:
-        _now.targets = before
+        _targets.reset(before)
 
 
 def targets_counted() -> int:
     """Return how many targets count of the microbatch that this thread computes; 0 where nobody said."""
-    found: int = getattr(_now, "targets", 0)
-    return found
+    return _targets.get()
 
 
 def balance_loss(logits: Tensor, used: int) -> Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -20,24 +20,22 @@ from swarm.ids import MicrobatchId
 
 _MASK = 0xFFFFFFFF
 _MAX_ELEMENTS = 1 << 32
-_now = threading.local()
+_seed: ContextVar[int | None] = ContextVar("seed", default=None)
 
 
 @contextlib.contextmanager
 def dropping(seed: int | None) -> Iterator[None]:
     """Have what this thread computes drop by this seed, in modules that are not handed one; None: drop nothing."""
-    before = seed_of_drops()
-    _now.seed = seed
+    before = _seed.set(seed)
     try:
         yield
     finally:
-        _now.seed = before
+        _seed.reset(before)
 
 
 def seed_of_drops() -> int | None:
     """Return the seed that :func:`dropping` set for this thread; None where nothing is dropped."""
-    found: int | None = getattr(_now, "seed", None)
-    return found
+    return _seed.get()
 
 
 def dropout_seed(seed: int, microbatch: MicrobatchId) -> int:

@@ -9,7 +9,7 @@ Shapes: B microbatch, T sequence, D width of what crosses a boundary, V vocabula
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from swarm.columns import becomes
 from swarm.errors import BugError, ConfigError
 from swarm.ids import PartName, shared_by
-from swarm.models.layout import FlatLayout
+from swarm.models.exchange import graph_to_cut
+from swarm.models.layout import FlatLayout, state_of
 from swarm.models.loss import cross_entropy, cross_entropy_in_pieces, pieces
 from swarm.models.packing import packed
-from swarm.models.recompute import Compute, recomputed
+from swarm.models.recompute import AsItWas, Compute, recomputed
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig, TensorSpec, split_layers
 from swarm.models.strips import TensorPlan
 
@@ -61,6 +62,9 @@ class PartModule(nn.Module):
     A step moves the ``steered`` ones by what each element counted beside the others; those that are ``told`` are for
     people alone."""
 
+    asks = False
+    """Whether others hold experts of its layers, so that its passes are steps (:mod:`swarm.models.exchange`)."""
+
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.vocab_size, self.context = model.vocab_size, model.context
@@ -95,9 +99,10 @@ class PartModule(nn.Module):
     def through(self, layer: nn.Module, compute: Compute, hidden: Tensor) -> Tensor:
         """Return ``compute(hidden)``, which runs this one of the part's layers, (B, T, D) → (B, T, D): with activation
         checkpointing where that is on. A family runs all its layers through this."""
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            return recomputed(layer, compute, hidden)
-        return compute(hidden)
+        again = self.activation_checkpointing and torch.is_grad_enabled()
+        if (graph := graph_to_cut()) is not None:
+            return graph.through(compute, hidden, AsItWas(layer) if again else None)
+        return recomputed(layer, compute, hidden) if again else compute(hidden)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         """Return the *sum* of cross entropy in nats, float32, and the number of targets it runs over, those ≥ 0.
@@ -240,6 +245,46 @@ class ModelFamily(ABC):
     @abstractmethod
     def boundary(self, rows: int, sequence: int) -> TensorSpec:
         """Return what crosses every boundary between parts, forward and backward: (B, T, D), and its dtype."""
+
+    # --- experts elsewhere ---------------------------------------------------------------------------------------
+
+    @property
+    def experts(self) -> int:
+        """Return how many experts a layer has, where some layers have several; else 0."""
+        return 0
+
+    @property
+    def uncut_experts(self) -> str:
+        """Return why the experts of its layers cannot be held in shards; "" where they can."""
+        return "" if self.experts else "none of its layers has experts"
+
+    def expert_layers(self, spec: PartSpec) -> tuple[int, ...]:
+        """Return which of a part's layers, of the whole model counted from 0, have experts."""
+        return ()
+
+    def check_expert_shards(self, shards: int, split: SplitConfig) -> None:
+        """Raise ConfigError where the experts of each stage cannot be held in so many shards."""
+        key, without = "split.expert_shards", "Leave it out."
+        if why := self.uncut_experts:
+            raise ConfigError(key, shards, "nothing with this model", without, why=why)
+        if self.experts % shards:
+            allowed = f"a divisor of {self.experts}, the experts of a layer"
+            raise ConfigError(key, shards, allowed, "Use another number, or leave it out.")
+        for spec in self.parts(split):
+            if spec.first_layer < spec.last_layer and not self.expert_layers(spec):
+                why = f"{spec.name} has no layer with experts"
+                raise ConfigError(
+                    key, shards, "stages that have experts", "Use fewer stages, or leave it out.", why=why
+                )
+
+    def cut(self, spec: PartSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the state of a stage without experts, or of a shard of them, out of that of the whole stage: views."""
+        return {name: weights[name] for name in state_of(self.build(spec))}
+
+    def joined(self, stage: Mapping[str, Tensor], shards: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the state of a whole stage, given that of the stage without experts and of all shards of them: the
+        inverse of :meth:`cut`. Gradients likewise."""
+        return {name: tensor for state in (stage, *shards) for name, tensor in state.items()}
 
     # --- state ---------------------------------------------------------------------------------------------------
 

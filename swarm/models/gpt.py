@@ -80,7 +80,9 @@ class Stage(Piece):
 
     def __init__(self, model: GptConfig, spec: PartSpec) -> None:
         super().__init__(model, embedding=spec.embedding, head=spec.head)
-        self.blocks = nn.ModuleDict({str(i): Block(model, i) for i in range(spec.first_layer, spec.last_layer)})
+        layers = range(spec.first_layer, spec.last_layer)
+        self.blocks = nn.ModuleDict({str(i): Block(model, i, elsewhere=spec.expert_shards > 0) for i in layers})
+        self.asks = spec.expert_shards > 0 and any(map(model.has_experts, layers))
         self.rotary = Rotary(model)
         self.steered, self.told = (
             frozenset(name for name, _ in self.named_parameters() if name.endswith(end)) for end in (STEERED, TOLD)
@@ -211,16 +213,18 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Layer ``layer`` of the whole model, counted over all stages."""
+    """Layer ``layer`` of the whole model, counted over all stages; its experts, where it has some, may be
+    ``elsewhere``."""
 
-    def __init__(self, model: GptConfig, layer: int) -> None:
+    def __init__(self, model: GptConfig, layer: int, *, elsewhere: bool = False) -> None:
         super().__init__()
         self.layer, self.dropout = layer, model.dropout
         self.attention_norm = RMSNorm(model.dim, model.norm_eps)
         self.attention = Attention(model)
         self.feed_forward_norm = RMSNorm(model.dim, model.norm_eps)
         make = partial(FeedForward, model)
-        self.feed_forward = Experts(model, make) if model.has_experts(layer) else make()
+        mixed = model.has_experts(layer)
+        self.feed_forward = Experts(model, layer, None if elsewhere else make) if mixed else make()
 
     def forward(self, x: Tensor, rotary: Rotary, seed: int | None, weight: float) -> Tensor:
         """(B, T, D) → (B, T, D). ``seed`` keys the dropout; None drops nothing, and has experts take all tokens.

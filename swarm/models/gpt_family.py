@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 
 from swarm.ids import ENDS
-from swarm.models.experts import STEERED, TOLD
+from swarm.models.experts import STEERED, TOLD, GptShard
 from swarm.models.family import ModelFamily, PartCost, PartModule
-from swarm.models.gpt import Ends, Stage
+from swarm.models.gpt import Ends, FeedForward, Stage
 from swarm.models.gpt_config import LINEAR, GptConfig
 from swarm.models.sparse import make_sparse, spread, survivors
 from swarm.models.spec import PartSpec, TensorSpec
@@ -68,9 +69,18 @@ class GptFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self._model.experts > 0
 
+    @property
+    def experts(self) -> int:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.experts
+
+    def expert_layers(self, spec: PartSpec) -> tuple[int, ...]:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return tuple(filter(self._model.has_experts, range(spec.first_layer, spec.last_layer)))
+
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`: :class:`~swarm.models.gpt.Ends` or
-        :class:`~swarm.models.gpt.Stage`."""
+        :class:`~swarm.models.gpt.Stage`, or :class:`~swarm.models.experts.GptShard`."""
         part = self.dense(spec)
         if self._model.sparsity:
             for path, module in part.named_modules():
@@ -81,6 +91,8 @@ class GptFamily(ModelFamily):
     def dense(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`."""
         with torch.device("meta"):
+            if spec.shard is not None:
+                return GptShard(self._model, spec, partial(FeedForward, self._model))
             return Ends(self._model) if spec.name == ENDS else Stage(self._model, spec)
 
     def boundary(self, rows: int, sequence: int) -> TensorSpec:
@@ -110,12 +122,18 @@ class GptFamily(ModelFamily):
         attention over half of ``sequence`` on average (scores and mixing: 2 · 2 · D · T/2). Norms, rotary and
         activations are left out: below 1 % from D = 512 on.
         """
-        model, layers = self._model, spec.last_layer - spec.first_layer
-        mixed = sum(map(model.has_experts, range(spec.first_layer, spec.last_layer)))
+        model, layers, mixed = self._model, spec.last_layer - spec.first_layer, len(self.expert_layers(spec))
+        here = len(spec.experts_of(model.experts))
+        share = here / max(1, model.experts)  # of those that a token passes, on average
+        if spec.shard is not None:
+            feed_forward = 3 * model.dim * model.feed_forward_dim
+            held, used = mixed * here * feed_forward, round(mixed * model.top_k * share * feed_forward)
+            return PartCost(parameters=held, idle=held - used, forward_flops=2 * used)
         table, ends = model.vocab_size * model.dim, spec.head * model.dim
         tallies = mixed * (model.experts * (model.steering > 0) + 2 * (model.capacity > 0))
-        held, used = (self._in_matrices(layers, mixed, each, model.sparsity) for each in (model.experts, model.top_k))
-        passed = self._in_matrices(layers, mixed, model.top_k, 0.0)
+        top = round(model.top_k * share)
+        held, used = (self._in_matrices(layers, mixed, each, model.sparsity) for each in (here, top))
+        passed = self._in_matrices(layers, mixed, top, 0.0)
         return PartCost(
             parameters=held + layers * 2 * model.dim + tallies + (spec.embedding + spec.head) * table + ends,
             idle=held - used,
@@ -168,7 +186,7 @@ class GptFamily(ModelFamily):
             }
         if not self._model.experts:
             return {_llama_name(name): tensor for name, tensor in weights.items()}
-        mixed = filter(self._model.has_experts, range(spec.first_layer, spec.last_layer))
+        mixed = self.expert_layers(spec) if spec.shard is None else ()
         sent = {f"blocks.{layer}{STEERED}": torch.zeros(self._model.experts) for layer in mixed}
         sent |= {name: tensor for name, tensor in weights.items() if not name.endswith(TOLD)}
         return {_ernie_name(name): _as_ernie(self._model, name, tensor) for name, tensor in sent.items()}

@@ -21,6 +21,8 @@ ALIGNMENT = 16
 """Elements. Every parameter starts on a 64-byte boundary, as if allocated alone: BLAS libraries promise the same bits
 only for the same alignment. The gaps hold zeros, and stay zero through every step."""
 
+_ALIGNMENT_BYTES = 4 * ALIGNMENT
+
 VECTORS = ("params", "exp_avg", "exp_avg_sq")
 """The vectors of AdamW's state."""
 FACTORS = "factors"
@@ -158,6 +160,13 @@ def _factors_of(slots: tuple[Slot, ...]) -> FlatLayout:
 def full_vectors(vectors: Iterable[str]) -> int:
     """Return how many of a state's vectors are as long as the parameters. The others are some thousandths of them."""
     return sum(vector != FACTORS for vector in vectors)
+
+
+def aligned(x: Tensor, device: torch.device) -> Tensor:
+    """Return ``x`` on the device. A network buffer may start anywhere; BLAS promises equal bits for equal alignment
+    only."""
+    x = x.to(device)
+    return x.clone() if x.device.type == "cpu" and x.data_ptr() % _ALIGNMENT_BYTES else x
 
 
 # --- between a module and the vector ---------------------------------------------------------------------------------

@@ -95,6 +95,16 @@ class LoraFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return self.inner.build(spec)
 
+    @property
+    def experts(self) -> int:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self.inner.experts
+
+    @property
+    def uncut_experts(self) -> str:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return super().uncut_experts or "adapters are trained, and experts have none"
+
     def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
         """See :class:`~swarm.models.family.ModelFamily`: of the adapters, so that they change nothing at first."""
         part = self.build(spec or self.whole)

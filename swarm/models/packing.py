@@ -10,14 +10,22 @@ Shapes: B microbatch, T sequence.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_now = threading.local()
+
+@dataclass(slots=True, eq=False)
+class _Rows:
+    positions: Tensor | None = None
+    mask: Tensor | None = None
+
+
+_now: ContextVar[_Rows] = ContextVar("rows", default=_Rows())  # noqa: B039 - rows without positions get no mask
 
 
 @contextlib.contextmanager
@@ -28,32 +36,27 @@ def packed(positions: Tensor | None) -> Iterator[None]:
         positions: int64 (B, T), each token's place in its document, 0 at its beginning; None for rows that are one
             text each.
     """
-    before = packed_positions()
-    _now.positions, _now.mask = positions, None
+    before = _now.set(_Rows(positions))
     try:
         yield
     finally:
-        _now.positions, _now.mask = before, None
+        _now.reset(before)
 
 
 def packed_positions() -> Tensor | None:
     """Return the positions (B, T) of the rows that this thread computes, None where each is one text."""
-    found: Tensor | None = getattr(_now, "positions", None)
-    return found
+    return _now.get().positions
 
 
 def packed_mask() -> Tensor | None:
     """Return, of packed rows, which token may look at which: bool (B, 1, T, T), itself and earlier ones of its
     document. Made once for all layers of a part."""
-    positions = packed_positions()
-    if positions is None:
-        return None
-    if _now.mask is None:
-        documents = document_numbers(positions)
+    rows = _now.get()
+    if rows.positions is not None and rows.mask is None:
+        documents = document_numbers(rows.positions)
         same = documents[:, None, :, None] == documents[:, None, None, :]
-        _now.mask = same.tril()
-    found: Tensor = _now.mask
-    return found
+        rows.mask = same.tril()
+    return rows.mask
 
 
 def document_numbers(positions: Tensor) -> Tensor:

@@ -14,19 +14,25 @@ cutting a graph at a boundary changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from swarm.errors import BugError, Violation
+from swarm.models.exchange import CutGraph, Dispatch, Steps, cutting
+from swarm.models.experts import ExpertShard
 from swarm.models.family import PartModule
+from swarm.models.layout import aligned
+from swarm.models.suspend import suspended
+
+T = TypeVar("T")
 
 Gradients = list[tuple[str, Tensor]]
 """One microbatch's gradient of the loss sum: (parameter name, tensor in the parameter's dtype). Lists of several
@@ -136,9 +142,6 @@ class DeferredGradients:
         return [(name, found[name]) for name in self._names]
 
 
-_ALIGNMENT_BYTES = 64
-
-
 class Bound(NamedTuple):
     """The ``most`` that one microbatch's gradients of a part may be long, and the length of the gradient that they were
     computed from, as it ``arrived``; 0 where none did. L2 norms."""
@@ -159,6 +162,8 @@ class Graph:
     input: Tensor | None
     parameters: dict[str, nn.Parameter]
     linears: LinearRecorder | None = None
+    cut: CutGraph | None = None
+    gates: Tensor | None = None
 
 
 def run_forward(
@@ -175,9 +180,10 @@ def run_forward(
             return module(x, seed), None
     inputs, trained = _leaf(x), _trained(module.trained_of("forward"))
     linears = LinearRecorder.of(module, trained) if defers else None
-    with linears or nullcontext():
+    cut = CutGraph(inputs) if module.asks else None
+    with linears or nullcontext(), cutting(cut):
         output: Tensor = module(x if inputs is None else inputs, seed)
-    return output.detach(), Graph(output, inputs, trained, linears)
+    return output.detach(), Graph(output, inputs, trained, linears, _finished(cut, output))
 
 
 def run_loss(
@@ -189,10 +195,70 @@ def run_loss(
     """
     x, targets = _enter(module, x), _checked(module, targets)
     inputs = _leaf(x) if graph else None
-    with torch.set_grad_enabled(graph):
+    cut = CutGraph(inputs) if graph and module.asks else None
+    with torch.set_grad_enabled(graph), cutting(cut):
         total, count = module.loss(module(x if inputs is None else inputs, seed), targets)
-    kept = Graph(total, inputs, _trained(module.trained_of())) if graph else None
+    kept = Graph(total, inputs, _trained(module.trained_of()), cut=_finished(cut, total)) if graph else None
     return total.item(), count, kept
+
+
+def forward_steps(
+    module: PartModule, x: Tensor, *, seed: int | None, graph: bool, defers: bool = False
+) -> Steps[tuple[Tensor, Graph | None]]:
+    """Return the steps of :func:`run_forward`, of a stage that asks others: see :func:`in_steps`."""
+    return in_steps(module, partial(run_forward, module, x, seed=seed, graph=graph, defers=defers))
+
+
+def loss_steps(
+    module: PartModule, x: Tensor, targets: Tensor, *, seed: int | None, graph: bool
+) -> Steps[tuple[float, int, Graph | None]]:
+    """Return the steps of :func:`run_loss`, of a stage that asks others: see :func:`in_steps`."""
+    return in_steps(module, partial(run_loss, module, x, targets, seed=seed, graph=graph))
+
+
+def in_steps(module: PartModule, run: Callable[[], T]) -> Steps[T]:
+    """Return the steps of a forward of a part: none, done as they are driven, where it asks nobody.
+
+    What is set around this call (:func:`~swarm.models.packing.packed`, :func:`~swarm.models.balance.weighed`) holds for
+    all steps of one that asks, whatever is set when these are driven, and by which thread.
+    """
+    return suspended(run) if module.asks else _in_one(run, copy_context())
+
+
+def _in_one(run: Callable[[], T], context: Context) -> Steps[T]:
+    yield from ()
+    return context.run(run)
+
+
+def run_experts(
+    shard: ExpertShard, asked: Dispatch, *, graph: bool, defers: bool = False
+) -> tuple[Tensor, Graph | None]:
+    """What a shard's experts of one layer answer: (N, D), and the graph when asked for, whose parameters are that
+    layer's. See :func:`run_forward`."""
+    device = next(shard.parameters()).device
+    hidden, weights = aligned(asked.hidden, device), aligned(asked.weights, device)
+    index = asked.index.to(device)
+    if not graph:
+        with torch.no_grad():
+            return shard(asked.layer, hidden, index, weights), None
+    hidden, weights = hidden.detach().requires_grad_(), weights.detach().requires_grad_()
+    trained = _trained(shard.of_layer(asked.layer))
+    linears = LinearRecorder.of(shard, trained) if defers else None
+    with linears or nullcontext():
+        output: Tensor = shard(asked.layer, hidden, index, weights)
+    return output.detach(), Graph(output, hidden, trained, linears, gates=weights)
+
+
+def run_experts_backward(graph: Graph, gradient: Tensor) -> tuple[Tensor, Tensor, DeferredGradients]:
+    """(gradient of the rows (N, D), that of their gates (N, k), the rest). Spends the graph.
+
+    ``gradient`` (N, D) is that of what the experts answered.
+    """
+    if graph.input is None or graph.gates is None:
+        raise BugError("a graph of experts was expected, which is not spent")
+    found, rest = _at_once(_back(graph, gradient, (graph.input, graph.gates)))
+    of_hidden, of_weights = found
+    return of_hidden, of_weights, rest  # type: ignore[return-value]
 
 
 def run_embedding(module: PartModule, tokens: Tensor, *, seed: int | None) -> tuple[Tensor, Graph]:
@@ -229,22 +295,54 @@ def run_backward(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | Non
 def run_backward_input(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, DeferredGradients]:
     """The half of :func:`run_backward` that the stage before waits for: the gradient of the input, None where that was
     tokens; and the rest, which is all of it where the graph was not made to defer anything. Both halves together give
-    the bits of the whole."""
+    the bits of the whole. Raises BugError for a graph of a stage that asks others: :func:`backward_steps` does it."""
+    return _at_once(backward_steps(graph, grad_output))
+
+
+def backward_steps(graph: Graph, grad_output: Tensor | None) -> Steps[tuple[Tensor | None, DeferredGradients]]:
+    """Return the steps of :func:`run_backward_input`: none, but for a stage that asks others."""
+    found, rest = yield from _back(graph, grad_output, () if graph.input is None else (graph.input,))
+    return (found[0] if found else None), rest
+
+
+def _back(
+    graph: Graph, grad_output: Tensor | None, starts: Sequence[Tensor]
+) -> Steps[tuple[Sequence[Tensor | None], DeferredGradients]]:
+    """Gradients of where it starts, and the rest."""
     output, graph.output = graph.output, None
     if output is None:
         raise BugError("a graph was used for a second backward")
     if grad_output is not None:
-        grad_output = _aligned(grad_output, output.device).to(output.dtype)
-    head: Sequence[Tensor] = () if graph.input is None else (graph.input,)
-    linears, graph.linears, names = graph.linears, None, tuple(graph.parameters)
-    if not (head or names):  # a table that is frozen: there is nothing to go back to
-        return None, DeferredGradients((), {}, [])
-    wanted = (*head, *graph.parameters.values())
-    found = torch.autograd.grad((output,), wanted, (grad_output,), allow_unused=linears is not None)
-    graph.input = None
-    there = {name: gradient for name, gradient in zip(names, found[len(head) :], strict=True) if gradient is not None}
-    passes = [] if linears is None else linears.passes
-    return (found[0] if head else None), DeferredGradients(names, there, passes)
+        grad_output = aligned(grad_output, output.device).to(output.dtype)
+    linears, cut, names = graph.linears, graph.cut, tuple(graph.parameters)
+    wanted, passes = (*starts, *graph.parameters.values()), [] if linears is None else linears.passes
+    mixed = graph.gates is not None  # no row need go to an expert
+    graph.input = graph.gates = graph.linears = graph.cut = None
+    found: Sequence[Tensor | None] = ()
+    if cut is not None:
+        found = yield from cut.backward(grad_output, wanted, passes)
+    elif mixed and not output.requires_grad:
+        found = [None] * len(wanted)
+    elif wanted:  # else a table that is frozen: there is nothing to go back to
+        found = torch.autograd.grad((output,), wanted, (grad_output,), allow_unused=mixed or linears is not None)
+    if mixed:
+        late = {one.name for one in passes}
+        found = [
+            torch.zeros_like(one) if gradient is None and name not in late else gradient
+            for one, gradient, name in zip(wanted, found, (*[""] * len(starts), *names), strict=True)
+        ]
+    own = zip(names, found[len(starts) :], strict=True)
+    rest = DeferredGradients(names, {name: gradient for name, gradient in own if gradient is not None}, passes)
+    return found[: len(starts)], rest
+
+
+def _at_once(steps: Steps[T]) -> T:
+    try:
+        next(steps)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise BugError("a stage whose experts are elsewhere computes in steps")
 
 
 def summed(gradients: Gradients) -> Gradients:
@@ -271,6 +369,12 @@ def _trained(named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     return named
 
 
+def _finished(cut: CutGraph | None, output: Tensor) -> CutGraph | None:
+    if cut is not None:
+        cut.finish(output)
+    return cut
+
+
 def _leaf(x: Tensor) -> Tensor | None:
     return x.detach().requires_grad_() if x.is_floating_point() else None
 
@@ -278,7 +382,7 @@ def _leaf(x: Tensor) -> Tensor | None:
 def _enter(module: PartModule, x: Tensor) -> Tensor:
     if not x.is_floating_point():
         _check_tokens(x, 0, module.vocab_size)
-    return _aligned(x, next(module.parameters()).device)
+    return aligned(x, next(module.parameters()).device)
 
 
 def _checked(module: PartModule, targets: Tensor) -> Tensor:
@@ -291,9 +395,3 @@ def _check_tokens(tokens: Tensor, least: int | None, vocab_size: int) -> None:
         raise Violation("an empty microbatch")
     if int(tokens.max()) >= vocab_size or (least is not None and int(tokens.min()) < least):
         raise Violation(f"token ids outside 0 … {vocab_size - 1}")
-
-
-def _aligned(x: Tensor, device: torch.device) -> Tensor:
-    """``x`` on the device. A network buffer may start anywhere; BLAS promises equal bits for equal alignment only."""
-    x = x.to(device)
-    return x.clone() if x.device.type == "cpu" and x.data_ptr() % _ALIGNMENT_BYTES else x

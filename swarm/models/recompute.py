@@ -31,26 +31,26 @@ def recomputed(layer: nn.Module, compute: Compute, hidden: Tensor) -> Tensor:
     graph that keeps only ``hidden``. For one backward, which costs the forward once more, and raises RuntimeError where
     the layer's weights were changed in place since."""
     trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-    output: Tensor = _Recomputed.apply(_AsItWas(layer), compute, hidden, *trained)  # type: ignore[no-untyped-call]
+    output: Tensor = _Recomputed.apply(AsItWas(layer), compute, hidden, *trained)  # type: ignore[no-untyped-call]
     return output
 
 
-class _AsItWas:
+class AsItWas:
     """The tensors that a layer has, how rows are packed and what is dropped when this is made. While it is entered they
     are so again, in the thread that entered: weights may have been installed since, and backward has a thread of
-    its own on a GPU."""
+    its own on a GPU. Raises RuntimeError where one was changed in place."""
 
     def __init__(self, layer: nn.Module) -> None:
         tables = [table for module in layer.modules() for table in (module._parameters, module._buffers)]
         self._tensors: list[tuple[dict[str, Any], dict[str, Any]]] = [(table, dict(table)) for table in tables if table]
-        self._positions, self._seed = packed_positions(), seed_of_drops()
+        self._positions, self._seed, self._versions = packed_positions(), seed_of_drops(), self._count_changes()
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All of them."""
-        return [tensor for _, values in self._tensors for tensor in values.values() if tensor is not None]
+    def _count_changes(self) -> int:
+        return sum(one._version for _, values in self._tensors for one in values.values() if one is not None)
 
     def __enter__(self) -> None:
+        if self._count_changes() != self._versions:
+            raise RuntimeError("a weight that is needed to compute a layer again was modified by an inplace operation")
         self._now = [(table, dict(table)) for table, _ in self._tensors]
         self._inside = contextlib.ExitStack()
         self._inside.enter_context(packed(self._positions))
@@ -71,11 +71,11 @@ class _Recomputed(torch.autograd.Function):
     """See :func:`recomputed`."""
 
     @staticmethod
-    def forward(ctx: Any, then: _AsItWas, compute: Compute, hidden: Tensor, *trained: Tensor) -> Tensor:
+    def forward(ctx: Any, then: AsItWas, compute: Compute, hidden: Tensor, *trained: Tensor) -> Tensor:
         """Compute as if for a graph, since kernels may be chosen by whether one is wanted, and let it go."""
         with torch.enable_grad():
             output = compute(hidden.detach().requires_grad_(hidden.requires_grad))
-        ctx.save_for_backward(hidden, *then.tensors)  # torch refuses those that are changed until then
+        ctx.save_for_backward(hidden)
         ctx.then, ctx.compute, ctx.trained = then, compute, trained
         return output.detach()
 
@@ -83,7 +83,7 @@ class _Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         """Compute again, with a graph, and go back through that."""
-        hidden, *_ = ctx.saved_tensors
+        (hidden,) = ctx.saved_tensors
         again = hidden.detach().requires_grad_(hidden.requires_grad)
         with torch.enable_grad(), ctx.then:
             output = ctx.compute(again)

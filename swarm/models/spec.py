@@ -139,7 +139,10 @@ class TensorSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSpec:
     """One part of a cut model: layers ``first_layer`` up to, not including, ``last_layer``, and perhaps ends.
-    ``tensor`` is the run's: :attr:`SplitConfig.tensor`."""
+    ``tensor`` is the run's: :attr:`SplitConfig.tensor`.
+
+    Where the experts of the layers are in so many ``expert_shards``, a stage has the rest of its layers. A part with
+    the number of a ``shard`` has these experts of all its layers, and nothing else."""
 
     name: PartName
     first_layer: int
@@ -147,6 +150,17 @@ class PartSpec:
     embedding: bool
     head: bool
     tensor: int = 1
+    expert_shards: int = 0
+    shard: int | None = None
+
+    def experts_of(self, number: int) -> range:
+        """Return which of so many experts a layer of this part has: none, where they are elsewhere."""
+        if not self.expert_shards:
+            return range(number)
+        if self.shard is None:
+            return range(0)
+        each = number // self.expert_shards
+        return range(self.shard * each, (self.shard + 1) * each)
 
 
 def token_spec(microbatch_size: int, sequence: int) -> TensorSpec:

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from swarm.errors import ConfigError
-from swarm.models.layout import FlatLayout, install_tensors, refresh_weights, state_of
+from swarm.models.layout import FlatLayout, aligned, install_tensors, refresh_weights, state_of
 
 COLUMNS, ROWS, ALIKE = "colwise", "rowwise", "replicated_with_grad_allreduce"
 """Styles of a module of which strips have some outputs, some inputs, or all of it."""
@@ -41,7 +41,6 @@ _WHOLE = {
     "packed_rowwise": "it has experts",
 }
 _NUMBER, _STRIP = re.compile(r"(?<=\.)\d+(?=\.|$)"), re.compile(r"\.strips\.(\d+)(?=\.)")
-_ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +231,7 @@ def _piece(name: str, tensor: Tensor, wholes: Mapping[str, tuple[int, ...]], eac
 
 def _owned(share: Tensor) -> Tensor:
     """Return a share as it lies in every replica's memory: kernels are chosen by strides and alignment, too."""
-    found = share.contiguous()
-    return found.clone() if found.device.type == "cpu" and found.data_ptr() % _ALIGNMENT_BYTES else found
+    return aligned(share.contiguous(), share.device)
 
 
 def _homes(unit: nn.Module) -> Iterable[tuple[nn.Module, torch.device]]:

@@ -46,6 +46,17 @@ LEAK_WHEN_PACKED = frozenset({"jamba", "lfm2", "mamba", "mamba2", "qwen3_5_text"
 NOT_ADAPTED = frozenset({"jamba", "mamba"})
 """Their layers multiply by the weights of linear modules without calling these, so that an adapter would do nothing."""
 
+SHARED_OUT = frozenset({
+    "deepseek_v2", "deepseek_v3", "granitemoe", "jamba", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next",
+})  # fmt: skip
+"""Mixtures whose experts can be held in shards. All were tried against the whole model."""
+
+NOT_SHARED_OUT: Mapping[str, str] = {
+    "gpt_oss": "its experts have no number for a choice of none",
+    "llama4_text": "its experts are given all rows, and not which of these go to whom",
+}
+"""Those whose experts cannot, and why."""
+
 BALANCED = frozenset({
     "gpt_oss", "granitemoe", "jamba", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next",
 })  # fmt: skip

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,21 @@ from torch import Tensor, nn
 
 from swarm.errors import ConfigError, StateError, install_command
 from swarm.models.family import ModelFamily, PartCost, PartModule
-from swarm.models.hf.hf_config import EXPERT_KEYS, LEAK_WHEN_PACKED, USED_EXPERT_KEYS, HfConfig
+from swarm.models.hf.hf_config import (
+    EXPERT_KEYS,
+    LEAK_WHEN_PACKED,
+    NOT_SHARED_OUT,
+    SHARED_OUT,
+    USED_EXPERT_KEYS,
+    HfConfig,
+)
 from swarm.models.layout import state_of
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.models.strips import TensorPlan
 
 if TYPE_CHECKING:
     from swarm.models.hf.anatomy import Anatomy
+    from swarm.models.hf.experts import HfShard
     from swarm.models.hf.part import HfPart
 
 
@@ -59,10 +68,42 @@ class HfFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`."""
         return _expert_share(self._model.config) < 1.0
 
+    @property
+    def experts(self) -> int:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return _experts(self._model.config)[0] if self._model.has_experts else 0
+
+    @property
+    def uncut_experts(self) -> str:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        model = self._model
+        if not self.experts or model.architecture not in SHARED_OUT:
+            untried = "nobody has tried it with models of its kind"
+            return super().uncut_experts or NOT_SHARED_OUT.get(model.architecture, untried)
+        needs = 'shards compute one expert after the other, so it needs [model] experts_implementation = "eager"'
+        return "" if model.experts_implementation == "eager" else needs
+
+    def expert_layers(self, spec: PartSpec) -> tuple[int, ...]:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        layers = _expert_layers(_in_float32(self._model).model_dump_json())
+        return tuple(number for number in layers if spec.first_layer <= number < spec.last_layer)
+
+    def cut(self, spec: PartSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See :class:`~swarm.models.family.ModelFamily`. Of a whole stage's stacks a shard has each expert's own."""
+        return {name: _of_stack(name, weights) for name in state_of(self.build(spec))}
+
+    def joined(self, stage: Mapping[str, Tensor], shards: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        stacks: dict[str, dict[int, Tensor]] = {}
+        for name, tensor in (item for shard in shards for item in shard.items()):
+            stack, number = _in_stack(name)
+            stacks.setdefault(stack, {})[number] = tensor
+        return {**stage, **{name: torch.stack([each[at] for at in sorted(each)]) for name, each in stacks.items()}}
+
     def build(self, spec: PartSpec) -> PartModule:
         """See :class:`~swarm.models.family.ModelFamily`. Raises ConfigError also where transformers is not installed,
         cannot build the config, or finds another model in it than ``[model]`` says."""
-        return self._part(spec, self._model)
+        return self._part(spec, self._model) if spec.shard is None else self._shard(spec)
 
     def boundary(self, rows: int, sequence: int) -> TensorSpec:
         """See :class:`~swarm.models.family.ModelFamily`."""
@@ -70,6 +111,8 @@ class HfFamily(ModelFamily):
 
     def initial_weights(self, seed: int, spec: PartSpec | None = None, files: Path | None = None) -> dict[str, Tensor]:
         """See :class:`~swarm.models.family.ModelFamily`: from the model's files, or as its own code draws them."""
+        if spec is not None and spec.expert_shards:
+            return self.cut(spec, self.initial_weights(seed, replace(spec, expert_shards=0, shard=None), files))
         part = self._part(spec or self.whole, _in_float32(self._model))
         if self._model.scratch:
             return _drawn(part, seed)
@@ -105,7 +148,7 @@ class HfFamily(ModelFamily):
         The forward is its matrices, those of experts by the share that a token uses, and causal attention over half of
         ``sequence``. The shapes are those of a build without weights: a second or two for the first part of a model.
         """
-        part = self._part(spec, self._model)
+        part = self.build(spec)
         used, idle, tables = 0.0, 0.0, _tables(part)
         for name, parameter in part.named_parameters():
             if parameter.ndim >= 2 and name not in tables:
@@ -113,7 +156,8 @@ class HfFamily(ModelFamily):
                 used, idle = used + parameter.numel() * share, idle + parameter.numel() * (1 - share)
         if spec.head and not any(n.startswith("model.lm_head") for n, _ in part.named_parameters()):
             used += self._model.width * self._model.vocab_size  # tied to the table
-        attention = (spec.last_layer - spec.first_layer) * 2 * self._model.width * sequence
+        layers = spec.last_layer - spec.first_layer if spec.shard is None else 0
+        attention = layers * 2 * self._model.width * sequence
         elements = sum(tensor.numel() for tensor in state_of(part).values())
         return PartCost(parameters=elements, forward_flops=int(2 * used) + attention, idle=round(idle))
 
@@ -138,6 +182,12 @@ class HfFamily(ModelFamily):
     def exported_module(self, path: str) -> str:
         """See :class:`~swarm.models.family.ModelFamily`."""
         return path.removeprefix("model.")
+
+    def _shard(self, spec: PartSpec) -> HfShard:
+        from swarm.models.hf.experts import HfShard
+        from swarm.models.hf.skeleton import skeleton
+
+        return HfShard(self._model, spec, skeleton(self._model), anatomy_of(self._model))
 
     def _part(self, spec: PartSpec, model: HfConfig) -> HfPart:
         require_transformers()
@@ -168,6 +218,30 @@ def _anatomy(dumped: str) -> Anatomy:
             why = f"the config gives {value}"
             raise ConfigError(f"model.{key}", getattr(model, key), str(value), "Found the run again.", why=why)
     return anatomy
+
+
+@lru_cache(maxsize=8)
+def _expert_layers(dumped: str) -> tuple[int, ...]:
+    """The layers that have experts."""
+    from swarm.models.hf.experts import experts_in
+    from swarm.models.hf.skeleton import skeleton
+
+    model = HfConfig.model_validate_json(dumped)
+    anatomy = anatomy_of(model)
+    return tuple(number for number, *_ in experts_in(skeleton(model), anatomy, 0, anatomy.count))
+
+
+def _in_stack(name: str) -> tuple[str, int]:
+    """Return the name of the stack that an expert's tensor is one of, and the expert's number."""
+    above, number, leaf = name.rsplit(".", 2)
+    return f"{above}.{leaf}", int(number)
+
+
+def _of_stack(name: str, weights: Mapping[str, Tensor]) -> Tensor:
+    if name in weights:
+        return weights[name]
+    stack, number = _in_stack(name)
+    return weights[stack][number]
 
 
 def _in_float32(model: HfConfig) -> HfConfig:
@@ -228,11 +302,17 @@ def _tables(part: nn.Module) -> set[str]:
 
 
 @lru_cache(maxsize=8)
-def _expert_share(text: str) -> float:
-    """The share of the experts that a token uses."""
+def _experts(text: str) -> tuple[int, int]:
+    """How many experts a layer has, and how many of them a token uses; 0 of what is not said."""
     config = json.loads(text)
     experts, used = (
         next((int(config[key]) for key in keys if isinstance(config.get(key), int)), 0)
         for keys in (EXPERT_KEYS, USED_EXPERT_KEYS)
     )
+    return experts, used
+
+
+def _expert_share(text: str) -> float:
+    """The share of the experts that a token uses."""
+    experts, used = _experts(text)
     return min(1.0, used / experts) if experts and used else 1.0

@@ -109,6 +109,10 @@ class HfPart(PartModule):
             remedy = "Use private ends, or a single stage."
             raise ConfigError("split.ends", "hosted", "private for this model", remedy, why=why)
         self._spec, self._anatomy, self._under_way = spec, anatomy, _Pass()
+        if spec.expert_shards:
+            from swarm.models.hf.experts import leave_experts
+
+            self.asks = leave_experts(whole, anatomy, spec)
         layers = whole.get_submodule(anatomy.path)
         self._routers, self._balance = _routers(whole, layers) if model.balanced else ({}, 0.0)
         for number, layer in enumerate(layers):

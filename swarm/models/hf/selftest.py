@@ -29,6 +29,8 @@ from swarm.models.layout import install_weights
 from swarm.models.lora import LoraFamily, install_base, merged, stands_upright
 from swarm.models.lora_config import BaseDType
 from swarm.models.packing import packed
+from swarm.models.passes import backward_steps, forward_steps
+from swarm.models.shards import LocalShards, without_experts
 from swarm.models.spec import SplitConfig
 
 LAYERS, VOCABULARY, ROWS, TOKENS, WINDOW = 4, 512, 2, 12, 4
@@ -101,6 +103,32 @@ def self_test(model: HfConfig, *, free: int | None = None, seed: int = 0) -> Sel
     with packed(positions):
         together = _difference(whole, parts, tokens, targets, positions)
     return SelfTest(alone, together, _leaks(whole, tokens, positions), _future(whole, tokens))
+
+
+def experts_difference(model: HfConfig, shards: int, *, seed: int = 0) -> float:
+    """Try a small model of the config whose experts are in so many shards. Return the largest difference of a logit or
+    a gradient from the whole model, whose experts are computed one after the other, as a share of the largest one;
+    infinite where a gradient is missing. Raises ConfigError where its experts cannot be shared out."""
+    small = reduced(model).model_copy(update={"experts_implementation": "eager"})
+    family, split = HfFamily(small), SplitConfig(stages=1)
+    family.check_expert_shards(shards, split)
+    generator = torch.Generator().manual_seed(seed)
+    whole, weights = _whole(small, generator)
+    tokens, targets = (torch.randint(3, small.vocab_size, (ROWS, TOKENS), generator=generator) for _ in range(2))
+    spec, of_ends = family.parts(split)
+    ends = family.build(of_ends)
+    install_weights(ends, weights, requires_grad=True)
+    stage, held = without_experts(family, spec, shards, weights), LocalShards(family, spec, shards, weights)
+    embedded, got = ends.embed(tokens), dict[str, Tensor]()
+    output, graph = held.driven(forward_steps(stage, embedded.detach(), seed=None, graph=True))
+    last = output.requires_grad_()
+    logits = ends.logits(last)
+    back = _backward(ends, _loss(logits, targets), None, last, got)
+    if graph is not None:
+        back, rest = held.driven(backward_steps(graph, back))
+        got |= family.joined(dict(rest.finish()), map(dict, held.gradients))
+    _backward(ends, embedded, back, None, got)
+    return _farthest(whole, tokens, targets, None, (logits, got), relative=True)
 
 
 def check_adapters(model: HfConfig, *, seed: int = 0) -> None:
@@ -237,14 +265,27 @@ def _cut_of(model: HfConfig) -> SplitConfig:
 
 def _difference(whole: Any, parts: list[HfPart], tokens: Tensor, targets: Tensor, positions: Tensor | None) -> float:
     """The largest difference of a logit or a gradient, infinite where a gradient is missing."""
-    expected = _logits(whole, tokens, positions)
+    return _farthest(whole, tokens, targets, positions, _through_parts(parts, tokens, targets))
+
+
+def _farthest(
+    whole: Any,
+    tokens: Tensor,
+    targets: Tensor,
+    positions: Tensor | None,
+    found: tuple[Tensor, dict[str, Tensor]],
+    *,
+    relative: bool = False,
+) -> float:
+    """See :func:`_difference`, of logits and gradients that were ``found``; ``relative``: as a share of the largest."""
+    expected, (logits, got) = _logits(whole, tokens, positions), found
     named = dict(whole.named_parameters())
     wanted = dict(zip(named, _gradients(_loss(expected, targets), list(named.values())), strict=True))
-    logits, got = _through_parts(parts, tokens, targets)
     if set(got) != set(wanted):
         return float("inf")
-    differences = [(logits - expected).abs().max(), *((wanted[name] - got[name]).abs().max() for name in wanted)]
-    return max(float(one.detach()) for one in differences)
+    pairs = [(logits, expected), *((got[name], wanted[name]) for name in wanted)]
+    worst = max(float((one - other).detach().abs().max()) for one, other in pairs)
+    return worst / max(float(other.detach().abs().max()) for _, other in pairs) if relative else worst
 
 
 def _through_parts(parts: Sequence[PartModule], tokens: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -32,7 +32,7 @@ def with_experts(**changes: Any) -> GptConfig:
 
 def layer(model: GptConfig, seed: int = 0) -> Experts:
     """One layer's experts, whose router prefers some."""
-    made = Experts(model, lambda: FeedForward(model))
+    made = Experts(model, 1, lambda: FeedForward(model))
     generator = torch.Generator().manual_seed(seed)
     weights = {name: torch.randn(p.shape, generator=generator) / 3 for name, p in made.named_parameters()}
     install_weights(made, weights | {"crowding": torch.zeros(2)} if model.capacity else weights, requires_grad=True)
