@@ -25,8 +25,6 @@ MAX_PATH = 3
 RISE = 1.04
 """What every stage of a chain has afterwards is at least so many times what the lowest had: with less peers of unequal
 speed move to and fro, with more the lowest stays low."""
-KEPT = 2
-"""So many replicas stay: one alone would hold what nobody can compare."""
 NO_RETURN_RECORDS = 10
 """For so many records a mover does not go back."""
 
@@ -91,6 +89,7 @@ class Balance:
         load: Which share of all microbatches passes a stage, or a variant of one; 1 of those that are not named.
         queues: Work that waits at each peer, for the rule ``swarm`` alone.
         machines: Who stands for the machine of each peer; itself of those that are not named.
+        kept: How many replicas stay where one leaves, on as many machines, or on as many as there were.
         recent: Who moved before.
         last: Whether the run ends with the next step.
     """
@@ -104,6 +103,7 @@ class Balance:
     load: Mapping[PartName, float] = field(default_factory=dict)
     queues: Mapping[PeerId, float] = field(default_factory=dict)
     machines: Mapping[PeerId, PeerId] = field(default_factory=dict)
+    kept: int = 1
     recent: RecentMoves = NOTHING_MOVED
     last: bool = False
 
@@ -177,7 +177,7 @@ def level(balance: Balance, copies: Copied) -> MovePlan:
     place. A stage of a chain has at least :data:`RISE` times the lowest's capacity afterwards. Each stage gives up one
     peer and gets one at most, there are :data:`MAX_MOVES` moves at most, and no mover goes back
     (:data:`NO_RETURN_RECORDS`). What peers say of their speed nobody can prove: whoever lies, a stage that somebody
-    leaves keeps KEPT replicas on as many machines, or on as many as it had.
+    leaves keeps as many replicas as are to be ``kept``.
     Cost: O(moves · stages · copies).
     """
     search = _Search(balance, copies)
@@ -201,7 +201,7 @@ class _Search:
         self.caps = balance.capacities()
         self._adds = balance.adds
         self._stay: dict[PartName, set[PeerId]] = {part: set() for part in balance.stages}
-        self._machines = balance.machines
+        self._machines, self._kept = balance.machines, balance.kept
         self._into: dict[PartName, dict[PartName, list[PeerId]]] = {part: {} for part in balance.stages}
         self._given: set[PartName] = set()
         self._got: set[PartName] = set()
@@ -268,7 +268,7 @@ class _Search:
     def _can_spare(self, origin: PartName, peer: PeerId) -> bool:
         left = self._stay[origin] - {peer}
         before, after = (len({self._machines.get(one, one) for one in each}) for each in (self._stay[origin], left))
-        return len(left) >= KEPT and after >= min(KEPT, before)
+        return len(left) >= self._kept and after >= min(self._kept, before)
 
     def _spares(self, first: Move, low: PartName) -> bool:
         return self._rises(self.caps[first.origin] - self._adds(first.peer, first.origin), low)

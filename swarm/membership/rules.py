@@ -140,12 +140,14 @@ def codec_rules(manifest: Manifest) -> CodecRules:
 
 
 def move_rules(manifest: Manifest) -> MoveRules:
-    """Return what the manifest says of moving between stages."""
+    """Return what the manifest says of moving between stages. Where hops are audited two replicas stay: what one alone
+    does nobody else of its stage could compute again."""
     return MoveRules(
         on=manifest.rebalance.moves,
         copies=manifest.run.copies,
         steps=manifest.run.steps,
         codecs=codec_rules(manifest),
+        kept=2 if manifest.verify.audit else 1,
     )
 
 

@@ -27,13 +27,14 @@ MAX_RATIO = 8.0
 
 @dataclass(frozen=True, slots=True)
 class MoveRules:
-    """Whether ``on``, and what the manifest says of it: so many ``copies`` of each part, the run's last step, and of
-    boundaries ``codecs``, which tell what links take."""
+    """Whether ``on``, and what the manifest says of it: so many ``copies`` of each part, the run's last step, of
+    boundaries ``codecs``, which tell what links take, and how many replicas stay ``kept`` where one leaves."""
 
     on: bool = False
     copies: int = 0
     steps: int = 0
     codecs: CodecRules = FIXED
+    kept: int = 1
 
     def planned(self, before: CloseRecord, changes: Changes) -> Mapping[PeerId, PartName]:
         """Return who is to hold which part by :meth:`plan`."""
@@ -77,6 +78,7 @@ class MoveRules:
             speed=self._speeds(before, held),
             load=loads(stages, before.passed),
             machines=roster.machines,
+            kept=self.kept,
             last=step >= self.steps,
         )
 

@@ -63,6 +63,7 @@ async def test_stage_host_says_before_anything_else_which_stages_its_memory_does
             manifest=manifest,
             device=device,
             credential=None,
+            home=None,
         )
         directory = SimpleNamespace(announce=announce)
         run = SimpleNamespace(settings=settings, around=around, directory=directory, situation=PeerStatus(NullSink()))
