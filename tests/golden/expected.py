@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-BASE = "79620c2cd3554208e275b9cba60657e193006f09"
+BASE = "891faa33686afeb3a12f731b3ce6c7fdf1689356"
 """The commit that everything is compared with: the last that changed what peers do. It plays today's stories with its
 own ``names.py``."""
 

@@ -39,6 +39,7 @@ async def test_stages_in_turns_on_one_device_give_the_weights_of_a_pipeline(
     for kind, hosts in ((LocalSwarm, 4), (OneMachine, 4), (OneMachine, 5)):
         root = tmp_path / f"{kind.__name__}-{hosts}"
         root.mkdir()
+        parts.clear()  # one machine's
         swarm = kind(root, hosts=hosts, trainers=2, **SHAPE)
         await swarm.run(timeout_s=120.0)
         digests.append([record["digests"] for record in swarm.history()])
