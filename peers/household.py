@@ -77,25 +77,35 @@ class Household:
             endpoint.part(other)
 
     def begin(self, me: PeerId, manifest: Manifest, live: Live) -> None:
-        """The trainer, ``me``, knows the run: have the hosts ``live`` beside it. Nothing where there are none to be, or
-        they live. Raises ConfigError for a run with more stages than one machine may name, and for a place that is
-        taken."""
+        """The trainer, ``me``, enters the run: have the hosts ``live`` beside it. Nothing where there are none to be,
+        or they live. After :meth:`check`. Raises ConfigError for a place that is taken."""
         if self._hosts is None:
             return
         hosts, self._hosts = self._hosts, None
+        settings = [self._places.enter_context(hosts(stage)) for stage in range(manifest.split.stages)]
+        self._peers = (me, *(load_or_create(one.identity).peer for one in settings))
+        self._living = [asyncio.create_task(self.live(one, live), name=one.name) for one in settings]
+
+    def check(self, manifest: Manifest) -> None:
+        """Raises ConfigError for a run of which one machine cannot hold all parts."""
+        if self._hosts is None:
+            return
         if (stages := manifest.split.stages) > MAX_BESIDE:
             remedy = "Join as trainer, and with others as stage hosts; or found a run with fewer stages."
             raise ConfigError("--role", "all", f"for a run of {MAX_BESIDE} stages at most", remedy,
                               why=f"this one has {stages}")  # fmt: skip
+        if manifest.split.variants:
+            raise ConfigError("--role", "all", "for a run whose stages have no variants",
+                              "Join as trainer, and with others as hosts of each variant.",
+                              why="a machine has one host of each stage, and so one variant")  # fmt: skip
         if self.home is not None:
             check_takes_turns(manifest)
-        settings = [self._places.enter_context(hosts(stage)) for stage in range(stages)]
-        self._peers = (me, *(load_or_create(one.identity).peer for one in settings))
-        self._living = [asyncio.create_task(self._live(one, live), name=one.name) for one in settings]
 
-    async def _live(self, settings: PeerSettings, live: Live) -> int:
+    async def live(self, settings: PeerSettings, live: Live) -> int:
+        """Have a member ``live``; returns its exit code. The others leave with one that ends with an error and was not
+        told to: without its part they compute nothing here."""
         code = await live(settings)
-        if code:  # without this part the others compute nothing here
+        if code and self._living and not self.orders.given:
             self.orders.by_notice(f"{settings.name}, of this process, has ended", None, Ending.FAILED)
         return code
 

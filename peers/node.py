@@ -50,7 +50,7 @@ from peers.home.run_directory import RunDirectory
 from peers.household import Hosts, Household
 from peers.manifest_file import manifest_sent
 from peers.options.reading import blamed
-from peers.orders import Orders
+from peers.orders import Leave, Orders
 from peers.reaching import OwnReach, Tries, contacts_of, open_endpoint
 from peers.reporting.reporter import reporting_of
 from peers.settings import PeerSettings, member_settings
@@ -136,7 +136,8 @@ async def _run_peers(settings: PeerSettings, hosts: Hosts | None) -> int:
     orders.listen()
     household = Household(orders, hosts)
     try:
-        return max(await _run_peer(settings, household), *await household.ended(), EXIT_OK)
+        code = await household.live(settings, functools.partial(_run_peer, household=household))
+        return max(code, *await household.ended(), EXIT_OK)
     finally:
         await household.close()
 
@@ -218,6 +219,7 @@ class Node:
         self._orders = household.orders
         self._commands = NodeCommands(settings, identity.peer, clock.wall(), self._orders.by_command)
         self._membership: Membership | None = None
+        self._leaving: Leave | None = None
         self._contacts: tuple[PeerId, ...] = ()
         self._choice: int | None = None  # of variants, as its domain says
         self._retiring: asyncio.Future[None] | None = None
@@ -245,6 +247,8 @@ class Node:
         except SwarmError as error:
             raise ExceptionGroup("the peer could not start", [error]) from error
         finally:
+            if self._leaving is not None:
+                self._orders.release(self._leaving)
             if control is not None:
                 await control.close()
 
@@ -275,8 +279,7 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, named = await self._find_run(endpoint)
         _check_stage(self._settings.options.stage, manifest)
-        live = functools.partial(_run_peer, household=self._household)
-        self._household.begin(self._identity.peer, manifest, live)
+        self._household.check(manifest)
         check_strips(manifest, device.torch_devices)
         shown = None if self._settings.credential is None else credential_of(self._settings.credential)
         self._choice = domain_of(manifest, self._settings.options.domain, self._settings.role, shown)
@@ -317,6 +320,7 @@ class Node:
             endpoint.directory.admit(admission.gate.attests)
         # First, so that the addresses told to others hold the relays through which they must come.
         await reach.find()
+        self._household.begin(self._identity.peer, manifest, functools.partial(_run_peer, household=self._household))
         keeper = CheckpointKeeper(self._settings, around, begin)
         membership = await self._become_member(around, endpoint, device, keeper)
         self._emit_started(endpoint)
@@ -429,7 +433,8 @@ class Node:
         admitting = Admitting.of(self._settings, self._identity.private, around, membership)
         self._commands.held_out = around.held_out
         self._commands.adopt(around.manifest, endpoint, membership, around.watch, board, admitting)
-        self._orders.adopt(functools.partial(self._leave, endpoint, membership))
+        self._leaving = functools.partial(self._leave, endpoint, membership)
+        self._orders.adopt(self._leaving)
         self._first |= {contact, founder}  # the genesis comes from its founder before there is a roster
         return membership
 

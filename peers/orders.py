@@ -43,6 +43,7 @@ class Orders:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._leaves: list[Leave] = []
+        self._may_go = 0
         self._asked: tuple[str, Ending] | None = None
         self._loop = asyncio.get_running_loop()
         self._until, self._last_s, self._sooner = math.inf, LAST_S, asyncio.Event()
@@ -71,6 +72,15 @@ class Orders:
         self._leaves.append(leave)
         if self._asked is not None:
             leave(*self._asked)
+
+    def release(self, leave: Leave) -> None:
+        """What was adopted has ended, and nobody waits for it."""
+        self._leaves.remove(leave)
+
+    @property
+    def given(self) -> bool:
+        """Return whether leaving was asked for."""
+        return self._asked is not None
 
     def _leave(self, reason: str, ending: Ending) -> str:
         """Returns what the first says that leaves."""
@@ -148,7 +158,11 @@ class Orders:
         return results[0] if results else None
 
     def let_go(self, reason: str) -> None:
-        """It cannot leave in order, and may go now: nothing is lost with it. After :meth:`last_moments`."""
+        """One that was adopted cannot leave in order, and may go now: nothing is lost with it. All do once all may.
+        After :meth:`last_moments`."""
+        self._may_go += 1
+        if self._may_go < len(self._leaves):
+            return
         code = self._told.result() if self._noticed is None else self._noticed
         self._force(f"could not leave in order in time: {reason}", code)
 

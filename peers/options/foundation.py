@@ -247,8 +247,8 @@ class Foundation:
             of=_NEW,
             manifest="averaging.guard",
             help="Check what peers compute: where three or more replicas hold a part, leave out sums far from the "
-            "others and compute 1 mean of 50 again; let no microbatch weigh more than twice the usual. It costs some "
-            "CPU.",
+            "others and compute 1 mean of 50 again; have other hosts compute 1 hop of 20 again; let no microbatch "
+            "weigh more than twice the usual, and no trainer feed that pulls against the others. It costs some CPU.",
         ),
     ] = False
     organisation: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import ContributionReplayed, ContributionReversed
@@ -25,14 +25,8 @@ LIVING_TIMEOUT_S = 2.0
 """Who does not answer a question as small as can be in this time is not asked for tensors."""
 
 Assigned = Mapping[StepWork, tuple[PeerId, ...]]
-_Job = tuple[str, StepWork, Callable[[], Awaitable[None]]]
-
-
-class NotAsAdded(Refused):
-    """What a microbatch was added from cannot be had again, and something else would be taken out."""
-
-    def __init__(self, work: StepWork) -> None:
-        super().__init__(f"what is held or given of {work.microbatch} is not what was added")
+Verb = Literal["reverse", "replay"]
+_Job = tuple[Verb, StepWork, Callable[[], Awaitable[None]]]
 
 
 class Settling(Protocol):
@@ -42,8 +36,7 @@ class Settling(Protocol):
         """Return what is in the sum of an open step now. Raises WrongStep."""
 
     async def reverse(self, work: StepWork) -> None:
-        """Take one out, by what it was added from. Raises PeerError when what it takes cannot be had, NotAsAdded when
-        it is something else."""
+        """Take one out, by what it was added from. Raises PeerError when that cannot be had, or is something else."""
 
     async def take_all_out(self, step: int) -> None:
         """Take all out of the sum of an open step. Raises PeerError when that cannot be done."""
@@ -60,8 +53,8 @@ async def settle(part: Settling, step: int, assigned: Assigned) -> None:
     Work of the step that goes on meanwhile is looked at again, but may add more afterwards: the one who takes the sum
     compares the microbatches in the same piece of work on the device thread, and settles again.
     Cost: one forward and backward for each difference, and its tensors from the neighbours where they were dropped.
-    Where a neighbour gives other tensors than it did, the whole sum is made anew: nobody has a say in what is taken
-    out, and a microbatch that is put in again is bounded as any.
+    Where a microbatch cannot be taken out, since a neighbour gives other tensors than it did or none, the whole sum is
+    made anew: nobody has a say in what is taken out, and a microbatch that is put in again is bounded as any.
     """
     emptied = False
     while True:
@@ -71,24 +64,29 @@ async def settle(part: Settling, step: int, assigned: Assigned) -> None:
         jobs: list[_Job] = [("reverse", one, partial(part.reverse, one)) for one in sorted(held - wanted)]
         jobs += [("replay", one, partial(part.replay, one, assigned[one])) for one in sorted(wanted - held)]
         failed = await _all(jobs)
-        if not emptied and any(isinstance(error, NotAsAdded) for _, error in failed):
+        if not emptied and any(verb == "reverse" for verb, _ in failed):
             await part.take_all_out(step)
             emptied = True
         elif failed:
             more = f", and {len(failed) - 3} more" if len(failed) > 3 else ""
-            raise Refused(f"{'; '.join(why for why, _ in failed[:3])}{more}")
+            raise Refused(f"{'; '.join(why for _, why in failed[:3])}{more}")
 
 
-async def _all(jobs: Iterable[_Job]) -> list[tuple[str, PeerError]]:
+def not_as_added(work: StepWork) -> Refused:
+    """Return the error that what a microbatch was added from cannot be had again."""
+    return Refused(f"what is held or given of {work.microbatch} is not what was added")
+
+
+async def _all(jobs: Iterable[_Job]) -> list[tuple[Verb, str]]:
     places = asyncio.Semaphore(AT_A_TIME)
-    failures: list[tuple[str, PeerError]] = []
+    failures: list[tuple[Verb, str]] = []
 
-    async def one(verb: str, work: StepWork, job: Callable[[], Awaitable[None]]) -> None:
+    async def one(verb: Verb, work: StepWork, job: Callable[[], Awaitable[None]]) -> None:
         async with places:
             try:
                 await job()
             except PeerError as error:
-                failures.append((f"cannot {verb} {work.microbatch}: {error}"[:300], error))
+                failures.append((verb, f"cannot {verb} {work.microbatch}: {error}"[:300]))
 
     async with asyncio.TaskGroup() as group:
         for job in jobs:
@@ -137,7 +135,7 @@ class StageSettling:
             material = await self._recalls.material(self._errand(state))
         came = material.gradient if material.targets is None else material.targets
         if (await hash_of(material.input), await hash_of(came)) != state.hashes.came:
-            raise NotAsAdded(work)
+            raise not_as_added(work)
 
         def compute() -> None:
             self._context.compute.reverse(material)

@@ -107,6 +107,10 @@ class Wiring:
         to."""
         return tuple(peer for peer in self._stages[stage] if choice is None or self._takes(peer, choice))
 
+    def is_alone(self, peer: PeerId) -> bool:
+        """Return whether the stage of a replica has no other."""
+        return any(replicas.keys() == {peer} for replicas in self._stages)
+
     def _takes(self, peer: PeerId, choice: int) -> bool:
         variant, of = self._variants.get(peer, (0, 1))
         return choice % of == variant

@@ -133,16 +133,17 @@ class Sender:
         )
 
     async def _send(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
-        """A neighbour that did not get one in time has twice as long for the next: a full link carries none in half the
-        time that it takes, however often it is sent."""
-        times = self._late.get(target, 0)
+        """A neighbour that did not get one in time has twice as long for the next, until one takes less than a quarter
+        of that: a full link carries none in half the time that it takes, however often it is sent."""
+        times, began = self._late.get(target, 0), self._context.clock.monotonic()
         within_s = doubled(self._settings.send_timeout_s, times, LONGEST_TURN_S)
         try:
             await self._context.endpoint.call(target, rpc, body, timeout_s=within_s, payload=payload)
         except DeadlineMissed:
             self._late[target] = min(times + 1, MAX_DOUBLINGS)
             raise
-        self._late.pop(target, None)
+        if times and self._context.clock.monotonic() - began < within_s / 4:
+            self._late[target] = times - 1
 
     async def report_forward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
         """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""

@@ -18,7 +18,7 @@ from swarm.pipeline.compute import EndsCompute, EndsMaterial
 from swarm.pipeline.messages import RECALL, Recall, Recalled, TrainerRecall, TrainerWhat, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.seals import Across, hash_of
-from swarm.pipeline.settle import NotAsAdded
+from swarm.pipeline.settle import not_as_added
 from swarm.pipeline.trainer.issued import IssuedTable
 from swarm.pipeline.trainer.journey import IssuedMicrobatch, JourneyContext
 from swarm.pipeline.window import StepWindow
@@ -194,7 +194,7 @@ class TrainerEnds:
         """See :class:`~swarm.pipeline.settle.Settling`."""
         ends, material = self._private(), await self._material(work, ())
         if await _came(material) != self._find(work).added:
-            raise NotAsAdded(work)
+            raise not_as_added(work)
         await self._on_device(lambda: ends.reverse(material))
 
     async def take_all_out(self, step: int) -> None:

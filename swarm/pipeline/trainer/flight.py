@@ -62,8 +62,9 @@ def journeys_in_flight(
 
 class CongestionWindow:
     """How many journeys links and queues have carried so far without a turn being late: FAST more with each that comes
-    home, and half as many once turns of two replicas were late, from then on one more with each windowful (as TCP, RFC
-    5681). One replica alone that is late says something of itself. Pure; memory is a number per late replica.
+    home where no more were under way for its sake (RFC 7661), and half as many once turns of two replicas were late,
+    from then on one more with each windowful (as TCP, RFC 5681). One replica alone that is late says something of
+    itself. Pure; memory is a number per late replica.
 
     Before it there was no bound while a link filled: a trainer measured its own queues as a longer way, and put more
     under way for it, until no turn ended in time and each was sent again (50 Mb/s and 8 MB: no step closed)."""
@@ -79,7 +80,7 @@ class CongestionWindow:
 
     def late(self, peer: PeerId, since: float, now: float, *, alone: bool = False) -> None:
         """A replica's turn, which began at ``since``, has passed. What was under way when it was halved last says
-        nothing more. ``alone``: there is no other replica that could be late as well."""
+        nothing more. ``alone``: its stage has no other replica."""
         if since < self._cut:
             return
         self._late.add(peer)
@@ -109,14 +110,15 @@ class InFlight:
     def observe(self, round_trip_s: float, compute_s: Mapping[int, float]) -> None:
         """A journey took so long, without queueing, and each stage so long for forward and backward."""
         self._rates = None
-        self._window.came_home()
+        if self.limit() >= math.floor(self._window.size):
+            self._window.came_home()
         self._round_trips.append(max(0.0, round_trip_s))
         for stage, seconds in compute_s.items():
             self._compute_s[stage].append(seconds)
 
     def late(self, peer: PeerId, since: float, now: float) -> None:
         """A replica's turn, which began at ``since``, has passed."""
-        self._window.late(peer, since, now, alone=sum(map(len, self._wiring.statistics())) < 2)
+        self._window.late(peer, since, now, alone=self._wiring.is_alone(peer))
 
     def begins(self, target: int, begun: int) -> None:
         """The ``begun``-th of this trainer's microbatches of a step of ``target`` sets out: have the wiring know how

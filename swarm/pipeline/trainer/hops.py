@@ -74,7 +74,8 @@ class SupplyTargets(NamedTuple):
 
 
 class MoveHop(NamedTuple):
-    """Another replica has the hop from now on, or the same one again."""
+    """Another replica has the hop from now on, or the same one again. ``since`` when the turn of the old one began, of
+    which it has told nothing."""
 
     stage: int
     old: PeerId
@@ -82,6 +83,7 @@ class MoveHop(NamedTuple):
     direction: Direction
     late: bool
     refused: bool
+    since: float | None
 
 
 class SuspectReplica(NamedTuple):
@@ -418,8 +420,10 @@ class HopAttempts:
             if now + pause_s <= attempt.until:
                 self._ask_for(PauseHop(at, pause_s), f"{attempt.send.peer} is busy, and only it has the graph")
                 return ""
-        if isinstance(error, DeadlineMissed) and error.peer == self._way.hops[at].replica:
-            self.turn_passed(at)
+        if isinstance(error, DeadlineMissed):
+            self._way.hops[at].misses += 1
+            if error.peer == self._way.hops[at].replica:
+                self.turn_passed(at)
         del self._open[at]
         self._way.hops[at].due = None
         if not self._way.back:
@@ -499,9 +503,10 @@ class HopAttempts:
     def _move(self, at: int, attempt: _Attempt, new: PeerId, why: str) -> None:
         old, error = self._way.hops[at].replica, attempt.error
         assert error is not None  # noqa: S101 - the old one is replaced for it
-        self._way.move(at, new)
         late, refused = isinstance(error, DeadlineMissed), isinstance(error, Violation)
-        moved = MoveHop(at, old, new, "backward" if self._way.back else "forward", late, refused)
+        since = self._way.asked_at(at, old)
+        self._way.move(at, new)
+        moved = MoveHop(at, old, new, "backward" if self._way.back else "forward", late, refused, since)
         self._ask_for(moved, f"{error.code}: {error.reason}")
         attempt.why = f"{why}; {old}: {error.code}"
 

@@ -483,12 +483,13 @@ class Journey:
 
     def _moved(self, move: MoveHop, reason: str) -> None:
         self._hooks.attend([move.new])
+        about = move._asdict()
+        since = about.pop("since")
         if move.late:
-            since = self._state.way.asked_at(move.stage, move.old)
             self._hooks.late(move.old, self._started if since is None else since)
         if move.new != move.old:
             step, microbatch, *_ = self._kept.work
-            self._context.events.emit(HopMoved(step=step, microbatch=microbatch, reason=reason, **move._asdict()))
+            self._context.events.emit(HopMoved(step=step, microbatch=microbatch, reason=reason, **about))
 
     async def _embed(self) -> None:
         """Make what the first stage gets, and set out."""
@@ -529,11 +530,11 @@ class Journey:
         ends, gradient = self._context.ends, self._kept.gradient
         assert ends is not None  # noqa: S101 - hosted ends add nothing here
         assert gradient is not None  # noqa: S101 - the way is complete with it
+        self._kept.added = self._came["output"].hash, self._came["gradient"].hash  # also where nobody waits any more
         try:
             await self._on_device(ends.finish, self._graph, gradient, self._head, self._kept.work)
         except Violation as error:  # not finite
             raise Poisoned(f"the trainer's own part: {error.reason}") from error
-        self._kept.added = self._came["output"].hash, self._came["gradient"].hash
         of, sender = self._kept.work, self._home_from
         if sender is not None and (times := ends.bounds.far(of, sender)):
             self._context.events.emit(GradientsFarOut(step=of.step, part=ENDS, peer=sender, times=times))

@@ -24,21 +24,32 @@ from tests.harness.rigs.membership import manifest
 TRAINER = PeerId("12D3KooWTheTrainerOfThisProcess")
 
 
-def test_run_with_more_stages_than_a_machine_may_name_is_refused() -> None:
-    async def main() -> None:
-        many = MAX_BESIDE + 1
-        household = Household(Orders(60), lambda stage: pytest.fail("a place was taken"))
-        household.begin(TRAINER, manifest(hosts=many, stages=many, model={"layers": many}), _never)
+MANY = MAX_BESIDE + 1
 
-    with pytest.raises(ConfigError, match=f"this one has {MAX_BESIDE + 1}"):
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        ({"hosts": MANY, "stages": MANY, "model": {"layers": MANY}}, f"this one has {MANY}"),
+        (
+            {"hosts": 3, "split": {"variants": [1, 2], "route_by": "domain", "domains": ["law", "code"]}},
+            "one host of each stage, and so one variant",
+        ),
+    ],
+)
+def test_run_of_which_a_machine_cannot_hold_all_parts_is_refused(run: dict[str, Any], why: str) -> None:
+    async def main() -> None:
+        household = Household(Orders(60), lambda stage: pytest.fail("a place was taken"))
+        household.check(manifest(**run))
+
+    with pytest.raises(ConfigError, match=why):
         asyncio.run(main())
 
 
-async def _never(settings: PeerSettings) -> int:
-    raise AssertionError(settings.name)
-
-
-def test_host_that_ends_with_an_error_has_the_others_leave_and_all_name_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing", ["t", "s1"])
+def test_member_that_ends_with_an_error_has_the_others_leave_and_all_name_each_other(
+    failing: str, tmp_path: Path
+) -> None:
     @contextmanager
     def hosts(stage: int) -> Iterator[PeerSettings]:
         home = tmp_path / str(stage)
@@ -46,6 +57,7 @@ def test_host_that_ends_with_an_error_has_the_others_leave_and_all_name_each_oth
         yield PeerSettings(home=home, role="stage", name=f"s{stage}", bootstrap=("/x",))
 
     async def main() -> tuple[list[int], list[tuple[str, Ending]], tuple[str, ...]]:
+        trainer = PeerSettings(home=tmp_path, role="trainer", name="t", bootstrap=("/x",))
         orders, told = Orders(60), list[tuple[str, Ending]]()
         household = Household(orders, hosts)
 
@@ -54,18 +66,19 @@ def test_host_that_ends_with_an_error_has_the_others_leave_and_all_name_each_oth
             return ""
 
         async def live(settings: PeerSettings) -> int:
-            return int(settings.name == "s1")
+            if settings.name == "t":
+                household.begin(TRAINER, manifest(), live)
+            return int(settings.name == failing)
 
-        household.begin(TRAINER, manifest(), live)
         orders.adopt(leave)
-        codes = await household.ended()
+        codes = [await household.live(trainer, live), *await household.ended()]
         orders.adopt(leave)  # who comes later is asked at once
         await household.close()
         return codes, told, household.beside(TRAINER)
 
     codes, told, beside = asyncio.run(main())
-    assert codes == [0, 1]
-    assert told == 2 * [("s1, of this process, has ended", Ending.FAILED)]
+    assert codes == [int(name == failing) for name in ("t", "s0", "s1")]
+    assert told == 2 * [(f"{failing}, of this process, has ended", Ending.FAILED)]
     keys = [load_or_create(tmp_path / str(stage) / "identity.key").peer for stage in range(2)]
     assert beside == tuple(map(tail, keys))
 

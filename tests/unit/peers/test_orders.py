@@ -243,6 +243,25 @@ def test_person_who_waits_at_the_keyboard_bounds_nothing() -> None:
     run_world(main())
 
 
+def test_members_of_one_process_end_once_all_that_have_not_ended_may_go() -> None:
+    async def main() -> None:
+        orders = Orders(10)
+        leaves = [lambda reason, ending, name=name: name for name in ("trainer", "host", "other host")]
+        for leave in leaves:
+            orders.adopt(leave)
+        orders.take(signal.SIGTERM)
+        await orders.last_moments()
+        forced = asyncio.ensure_future(orders.forced())
+        orders.let_go("a copy has its part")
+        orders.release(leaves[2])
+        await asyncio.sleep(1)
+        assert not forced.done(), "another still sees to what only it has"
+        orders.let_go("it feeds nothing")
+        assert await forced == ("could not leave in order in time: it feeds nothing", 143)
+
+    run_world(main())
+
+
 def test_service_that_is_told_to_stop_has_last_moments_within_its_grace() -> None:
     async def main() -> None:
         orders = Orders(10)

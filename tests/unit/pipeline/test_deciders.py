@@ -273,6 +273,19 @@ def test_flight_of_a_trainer_follows_what_its_journeys_took_and_who_is_there() -
     assert InFlight(wiring, trainers=1, fixed=7).limit() == 7
 
 
+def test_flight_is_carried_no_further_than_it_was_used() -> None:
+    wiring = Wiring([[A, B], [C]], seed=1)
+    flight = InFlight(wiring, trainers=1)
+    for stage, peer in enumerate([A, C]):
+        wiring.claimed(stage, peer, 0.1, "forward")
+    for _ in range(1000):
+        flight.observe(1.0, {0: 0.1, 1: 0.1})
+    used = flight.limit()
+    for now in range(1, 7):
+        flight.late(C, now - 0.5, float(now))
+    assert flight.limit() == MIN_IN_FLIGHT < used, "its stage has no other that could be late"
+
+
 def test_flight_is_halved_when_two_replicas_are_late_and_not_for_one_that_hangs() -> None:
     window = CongestionWindow()
     while window.size < 31:

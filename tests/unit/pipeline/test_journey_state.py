@@ -16,6 +16,7 @@ from swarm.pipeline.messages import Blocked
 from swarm.pipeline.trainer.hops import (
     Directive,
     JourneyPhase,
+    MoveHop,
     PauseHop,
     Receipt,
     SendHop,
@@ -250,6 +251,20 @@ def test_journey_chooses_when_it_has_heard_of_all_replicas_that_are_lost_in_the_
     assert (suspected.action, pause.action) == (SuspectReplica(STAGES[0][0]), PauseHop(0, 0.0))
     case.on(("gone", STAGES[0][1]))
     assert told(case.on(("paused", 0))) == ["pause 0 0.005: stage 0: all were tried"]
+
+
+def test_turn_of_the_only_replica_began_when_it_was_asked_last_and_each_missed_call_doubles_it() -> None:
+    case, within = Case(replicas=1), list[float]()
+    for event in SET_OUT:
+        found = case.on(event)
+    for began in (0.0, 5.0, 25.0):
+        within += [one.action.within_s for one in found if isinstance(one.action, SendHop)]
+        case.now = 4 * began + 5.0
+        case.on(("not_sent", 0, DeadlineMissed("no answer", peer=PeerId("a0"))))
+        found = case.on(("paused", 0))
+        (moved,) = [one.action for one in found if isinstance(one.action, MoveHop)]
+        assert (moved.late, moved.since) == (True, began)
+    assert within == [within[0], 2 * within[0], 4 * within[0]]
 
 
 def test_journey_withdraws_its_call_to_a_silent_replica_and_asks_another() -> None:

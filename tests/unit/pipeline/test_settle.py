@@ -126,6 +126,27 @@ async def test_trainers_ends_are_settled_with_and_without_what_was_retained() ->
             assert crew.side.part.held == everything
 
 
+async def test_what_no_neighbour_gives_again_is_taken_out_with_all_else() -> None:
+    async with fed(limits={"retention_bytes": 0}) as (crew, routes):
+        dropped_all(crew)
+        mine = {mb: route for mb, route in routes.items() if route[1] == B0}
+        out, refused = next(iter(mine)), list[PeerId]()
+        for peer in STAGES[0]:
+            recalls = crew.replicas[peer].server._recalls
+
+            async def output(errand: Any, peer: PeerId = peer, honest: Any = recalls.output) -> Any:
+                if errand.work.microbatch == out:
+                    refused.append(peer)
+                    raise Refused("it is not held any more")
+                return await honest(errand)
+
+            recalls.output = output  # type: ignore[method-assign]
+        kept = {mb: route for mb, route in mine.items() if mb != out}
+        await crew.replicas[B0].server.settle(1, works(kept))
+        assert refused, "it was asked for what had been dropped"
+        assert set(crew.replicas[B0].part.held) == set(kept)
+
+
 @pytest.mark.parametrize("what", ["output", "input_gradient"])
 async def test_neighbours_that_give_something_else_have_no_say_in_what_is_taken_out(what: str) -> None:
     async with fed(limits={"retention_bytes": 0}) as (crew, routes):
