@@ -554,7 +554,11 @@ def _check_own(manifest: Manifest) -> None:
         raise ConfigError(key, split.own, 'none with split.route_by = "text"', 'Set split.route_by = "domain".',
                           why="anybody's text may be of any kind")  # fmt: skip
     for name, organisation in split.own.items():
-        parts = [part for part in split.owners if name in split.domains and takes(part, split.domains.index(name))]
+        if name not in split.domains:
+            raise ConfigError(key, split.own, f"domains of the run: {', '.join(split.domains)}",
+                              "Correct the name; swarm new --print-config with the same options shows split.domains.",
+                              why=f"{name} is none")  # fmt: skip
+        parts = [part for part in split.owners if takes(part, split.domains.index(name))]
         if not parts or not organisation:
             raise ConfigError(key, split.own, "an organisation for domains whose experts no other domain passes",
                               "Name split.domains alone, and give each a variant of its own.")  # fmt: skip

@@ -39,7 +39,7 @@ NEEDED = ("torch", "hivemind", "multiaddr", "uvloop", "numpy", "msgpack", "pydan
           "blake3", "cryptography", "psutil")  # fmt: skip
 _MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}
 """What an ELF header calls a machine, and what Python does."""
-_REINSTALL = "Install swarm again, for example with make setup in its directory, or pip install swarm-trainer."
+_REINSTALL = "Install swarm again, with make setup in its checkout, or from a wheel made there."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

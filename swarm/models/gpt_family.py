@@ -110,7 +110,7 @@ class GptFamily(ModelFamily):
         """See :class:`~swarm.models.family.ModelFamily`: attention by heads, feed-forward by inner columns;
         sparse matrices stay whole."""
         return (
-            TensorPlan()
+            TensorPlan(why_whole="its matrices are sparse")
             if self._model.sparsity
             else TensorPlan(_STYLES, self._model.heads, self._model.key_value_heads)
         )

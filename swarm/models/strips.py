@@ -46,11 +46,13 @@ _NUMBER, _STRIP = re.compile(r"(?<=\.)\d+(?=\.|$)"), re.compile(r"\.strips\.(\d+
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
     """How a family's layers can be cut: the ``styles`` of modules by their path in a part, ``*`` for a layer's number,
-    in the words of transformers; and the heads of an attention, which strips share out."""
+    in the words of transformers; the heads of an attention, which strips share out; and why modules that no style names
+    stay whole."""
 
     styles: Mapping[str, str] = field(default_factory=dict)
     heads: int = 0
     key_value_heads: int = 0
+    why_whole: str = "transformers says of no way to cut it"
 
 
 def kind_of(path: str) -> str:
@@ -93,7 +95,7 @@ def find_cut(part: nn.Module, plan: TensorPlan) -> TensorCut:
         elif parameter.ndim > 1 and _NUMBER.search(path):
             of = kind_of(path.rpartition(".")[0])
             if not any(f"{of}.".startswith(f"{known}.") for known in whole):
-                whole[of] = "transformers says of no way to cut it"
+                whole[of] = plan.why_whole
     return TensorCut(units, whole, cut / max(1, elements))
 
 

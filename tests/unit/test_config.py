@@ -454,7 +454,7 @@ OWN = {"variants": (1, 2), "route_by": "domain", "domains": ("law", "code"), "ow
     ("split", "sections", "key", "words"),
     [
         ({"own": {"code": "acme"}}, {}, "split.own", "Set split.variants"),
-        ({**OWN, "own": {"poems": "acme"}}, {}, "split.own", "no other domain passes"),
+        ({**OWN, "own": {"poems": "acme"}}, {}, "split.own", "law, code; poems is none"),
         ({**OWN, "own": {"code": ""}}, {}, "split.own", "an organisation for"),
         ({**OWN, "own": {"code": "two words"}}, {}, "split.own.code", "letters|match"),
         ({**OWN, "domains": ("law", "code", "poems")}, {}, None, ""),
