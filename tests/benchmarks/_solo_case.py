@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from peers.simulate.local_swarm import LocalSwarm
+from peers.simulate.sim_swarm import SimSwarm
 from swarm.events import StepClosed
 from swarm.optim.swapped_part import Home
 from swarm.residency import RESIDENT, Residents
+from swarm.sim.links import Fate, Traffic
+from tests.benchmarks._wan_cells import MICROBATCHES, REPLICAS, Cell
+from tests.benchmarks._wan_swarm import WanSwarm
 from tests.harness.machines import OnMachines
 
 STAGES, WARM_UP = 4, 1
@@ -22,16 +26,16 @@ def play(root: Path, *, kind: str, steps: int, of: int) -> dict[str, Any]:
     Args:
         root: An empty directory.
         kind: ``swapped``, ``resident`` or ``graphs``; ``same``: what stages compute in turns beside what a pipeline
-            does.
+            does; ``pipeline`` or ``alone``: machines on thin links, which hold one stage each, or all.
         steps: How many; the first is not counted.
-        of: Microbatches a step.
+        of: Microbatches a step; on thin links the part in MB.
 
     Returns:
         ``rate``: microbatches a second; of ``same`` ``max_abs_diff``.
     """
     if kind == "same":
         return {"max_abs_diff": _difference(root, steps, of)}
-    return {"rate": _here(root, kind, steps, of)}
+    return {"rate": _on_thin_links(root, kind, steps, of) if kind in _THIN else _here(root, kind, steps, of)}
 
 
 class _Swapped(OnMachines):
@@ -81,3 +85,48 @@ def _difference(root: Path, steps: int, microbatches: int) -> float:
     runs = [_run(root / kind.__name__, kind, steps, microbatches, run=exact) for kind in (LocalSwarm, _Swapped)]
     found = [[record["digests"] for record in swarm.history()] for swarm in runs]
     return 0.0 if found[0] == found[1] else float("inf")
+
+
+# --- on thin links ----------------------------------------------------------------------------------------------------
+
+
+class _OnLinks(OnMachines, SimSwarm):
+    """Machines with every part, each with one link for all of its members, which is not between these."""
+
+    machines = STAGES * REPLICAS
+
+    def __init__(self, *about: Any, **more: Any) -> None:
+        super().__init__(*about, **more)
+        self.network.traffic = _BetweenMachines(self)
+
+    def home_of(self, machine: int, root: Path) -> Home | None:
+        """See :meth:`OnMachines.home_of`."""
+        return Home()
+
+
+class _BetweenMachines(Traffic):
+    def __init__(self, swarm: _OnLinks) -> None:
+        super().__init__(swarm.network.traffic.links)
+        self._swarm = swarm
+
+    def fate(self, source: str, target: str, size: int, now: float, *, in_line: bool | None = None) -> Fate:
+        """See :meth:`Traffic.fate`."""
+        one, other = (name if (at := self._swarm.machine_of(name)) is None else f"{at}" for name in (source, target))
+        return Fate(0.0) if one == other else super().fate(one, other, size, now, in_line=in_line)
+
+
+class _Alone(WanSwarm):
+    kind = _OnLinks
+    hosts, trainers = STAGES * _OnLinks.machines, _OnLinks.machines
+
+
+_THIN: dict[str, type[WanSwarm]] = {"pipeline": WanSwarm, "alone": _Alone}
+
+
+def _on_thin_links(root: Path, kind: str, steps: int, part_mb: int) -> float:
+    """As many devices with stages in both, and the same links; a pipeline's trainers have machines of their own."""
+    cell = Cell(mbit=50, rtt=100, activation_mb=8, part_mb=part_mb)
+    swarm = _THIN[kind](root, cell, steps=steps, seed=1, overrides={})
+    swarm.play()
+    seconds = swarm.seconds()
+    return MICROBATCHES * (steps - WARM_UP) / sum(seconds[step] for step in range(WARM_UP + 1, steps + 1))

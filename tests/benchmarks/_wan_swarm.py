@@ -54,6 +54,9 @@ class WanSwarm:
         overrides: Sections of the manifest, as the mode wants them.
     """
 
+    kind: type[SimSwarm] = SimSwarm
+    hosts, trainers = STAGES * REPLICAS, TRAINERS
+
     def __init__(
         self, root: Path, cell: Cell, *, steps: int, seed: int, overrides: Mapping[str, Mapping[str, Any]]
     ) -> None:
@@ -67,10 +70,10 @@ class WanSwarm:
             sections[section] = {**sections.get(section, {}), **keys}
         self.root, self.cell, self.steps = root, cell, steps
         forward_s = FORWARD_SHARE * cell.compute_s
-        self.swarm = SimSwarm(
+        self.swarm = self.kind(
             root,
-            hosts=STAGES * REPLICAS,
-            trainers=TRAINERS,
+            hosts=self.hosts,
+            trainers=self.trainers,
             links=Links.parse(cell.links | {"seed": seed}),
             stage_s={"forward": forward_s, "backward": cell.compute_s - forward_s},
             **sections,
@@ -132,7 +135,7 @@ class WanSwarm:
         }
 
     def _observe(self, name: str) -> None:
-        if not name.startswith("host-"):
+        if not name.startswith("host-") or name not in self.swarm.devices:  # on another's
             return
         self.swarm.devices[name].on_busy.append(lambda began, ended: self._busy[name].append((began, ended)))
         self.swarm.peers[name].events.listeners.append(lambda event: self._hear(name, event))
