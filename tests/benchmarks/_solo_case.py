@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from peers.simulate.local_swarm import LocalSwarm
 from peers.simulate.sim_swarm import SimSwarm
+from swarm.averaging.deadline import UNMEASURED_BYTES_PER_S
 from swarm.events import StepClosed
 from swarm.optim.swapped_part import Home
 from swarm.residency import RESIDENT, Residents
 from swarm.sim.links import Fate, Traffic
 from tests.benchmarks._wan_cells import MICROBATCHES, REPLICAS, Cell
-from tests.benchmarks._wan_swarm import WanSwarm
+from tests.benchmarks._wan_swarm import WanSwarm, weights
 from tests.harness.machines import OnMachines
 
 STAGES, WARM_UP = 4, 1
@@ -127,6 +129,8 @@ def _on_thin_links(root: Path, kind: str, steps: int, part_mb: int) -> float:
     """As many devices with stages in both, and the same links; a pipeline's trainers have machines of their own."""
     cell = Cell(mbit=50, rtt=100, activation_mb=8, part_mb=part_mb)
     swarm = _THIN[kind](root, cell, steps=steps, seed=1, overrides={})
-    swarm.play()
+    heavier = max(weights(cell, swarm.swarm.manifest).averages.values())  # than what the product sees
+    with mock.patch("swarm.averaging.deadline.UNMEASURED_BYTES_PER_S", UNMEASURED_BYTES_PER_S / heavier):
+        swarm.play()
     seconds = swarm.seconds()
     return MICROBATCHES * (steps - WARM_UP) / sum(seconds[step] for step in range(WARM_UP + 1, steps + 1))
