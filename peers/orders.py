@@ -43,7 +43,7 @@ class Orders:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._leaves: list[Leave] = []
-        self._may_go = 0
+        self._may_go: list[str] = []
         self._asked: tuple[str, Ending] | None = None
         self._loop = asyncio.get_running_loop()
         self._until, self._last_s, self._sooner = math.inf, LAST_S, asyncio.Event()
@@ -160,11 +160,11 @@ class Orders:
     def let_go(self, reason: str) -> None:
         """One that was adopted cannot leave in order, and may go now: nothing is lost with it. All do once all may.
         After :meth:`last_moments`."""
-        self._may_go += 1
-        if self._may_go < len(self._leaves):
+        self._may_go.append(reason)
+        if len(self._may_go) < len(self._leaves):
             return
         code = self._told.result() if self._noticed is None else self._noticed
-        self._force(f"could not leave in order in time: {reason}", code)
+        self._force(f"could not leave in order in time: {'; '.join(dict.fromkeys(self._may_go))}", code)
 
     def _bound(self, patience_s: float) -> None:
         until = self._loop.time() + patience_s

@@ -257,7 +257,7 @@ def test_members_of_one_process_end_once_all_that_have_not_ended_may_go() -> Non
         await asyncio.sleep(1)
         assert not forced.done(), "another still sees to what only it has"
         orders.let_go("it feeds nothing")
-        assert await forced == ("could not leave in order in time: it feeds nothing", 143)
+        assert await forced == ("could not leave in order in time: a copy has its part; it feeds nothing", 143)
 
     run_world(main())
 
