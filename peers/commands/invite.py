@@ -173,11 +173,12 @@ def _tell_unknown_pace(standing: StatusReport | None, grant: Grant, expires: str
     """Say so where a span of time was to become a step, and nobody knows how long steps take."""
     if standing is None or standing.tokens_per_s or grant.until_step < standing.steps:
         return
+    of = f" --organisation {shlex.quote(grant.organisation)}" if grant.organisation else ""
     print_error(
         f"no step has been timed yet, so this invite expires with the run's last step, and not in {expires}",
         check=f"{command_name()} status --peer {place.name} shows tokens/s once it is known",
         next_=f"where that is too long, take it back then and give another: {command_name()} revoke {grant.name}; "
-        f"{command_name()} invite --for {grant.name} --role {grant.role} --expires {expires}",
+        f"{command_name()} invite --for {grant.name} --role {grant.role}{of} --expires {expires}",
         label="note",
     )
 

@@ -268,10 +268,8 @@ def _describe_repair(event: Event) -> tuple[str, str] | None:
             return "codecs", harmless(f"{codecs_text(event.codecs)} from step {event.step + 1} on: {event.why}")
         case StepGivenUp():
             held = ", ".join(f"{peer} holds {part} now" for peer, part in event.holders.items())
-            lost = " and ".join(event.lost)
-            return "given up", harmless(
-                f"step {event.step}, since {lost} had nobody left: {held}; its work is done again"
-            )
+            lost = f"{' and '.join(event.lost)} had nobody left{f': {held}' if held else ''}"
+            return "given up", harmless(f"step {event.step}, since {lost}; its work is done again")
         case WentBack():
             redone = event.repeats - 1 - event.step
             again = f"{count(redone, 'step')} {'is' if redone == 1 else 'are'} done again" if redone else "none is lost"

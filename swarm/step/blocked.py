@@ -163,7 +163,7 @@ def _awaited_own(roster: Roster, me: PeerId, how: HowToJoin) -> str:
     owner = roster.owners[part]
     return (
         f"a host of {part}, which {owner} keeps to itself: its trainers wait while others train on; next: {owner} "
-        f"starts one where it was ({how(part)})"
+        f"starts one where it was, or another ({how(part)}), with an invite that names {owner}"
     )
 
 

@@ -233,6 +233,7 @@ STORIES: dict[str, tuple[Event | float, ...]] = {
         RosterChanged(step=5, joined=MEMBERS[1:], left=()),
         TermBegan(step=6, term=1, leader=PEER, reason=f"{OTHER}: no answer to 3 pings in a row"),
         StepGivenUp(step=7, lost=("stage-1",), holders={PEER: "stage-1"}),
+        StepGivenUp(step=8, lost=("stage-1.v0of2",), holders={}),
         STARTED,
     ),
     "of averaging only what is not as before": (
