@@ -556,7 +556,7 @@ def _check_own(manifest: Manifest) -> None:
     for name, organisation in split.own.items():
         if name not in split.domains:
             raise ConfigError(key, split.own, f"domains of the run: {', '.join(split.domains)}",
-                              "Correct the name; swarm new --print-config with the same options shows split.domains.",
+                              "Correct the name, or add it to split.domains.",
                               why=f"{name} is none")  # fmt: skip
         parts = [part for part in split.owners if takes(part, split.domains.index(name))]
         if not parts or not organisation:
